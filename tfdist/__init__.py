@@ -27,6 +27,7 @@ _LAZY = {
     "augment": ("tfdist.records.reading.augmentation", "augment"),
     "plan": ("tfdist.runs.planning", "plan"),
     "train": ("tfdist.runs.training", "train"),
+    "tune": ("tfdist.tuning.tune", "tune"),
     "evaluate": ("tfdist.runs.evaluating", "evaluate"),
     "predict": ("tfdist.runs.predicting", "predict"),
     "verify": ("tfdist.runs.verifying", "verify"),

@@ -69,7 +69,7 @@ def pack(config: Config) -> Code:
 
 def shipped(name: str) -> str:
     """Returns FILE.py:NAME as it is called beside the scripts, the file being sent with them."""
-    place, _, function = name.rpartition(":")
+    place, function = model_path.parts(name)
     return f"{Path(place).name}:{function}" if place.endswith(".py") else name
 
 
@@ -93,7 +93,7 @@ def collect(config: Config, folder: Path) -> Path:
         (folder / "serving-requirements.txt").write_text("")
     job = config.training
     for kind, name in ((model_path.MODEL, config.model), (model_path.CALLBACKS, job.callbacks)):
-        file = Path((name or "").rpartition(":")[0])
+        file = Path(model_path.parts(name or "")[0])
         if name is None or (file.suffix != ".py" and job.entry_point != "train.py"):
             continue  # A script of one's own may call them as it likes.
         model_path.check(name, kind)

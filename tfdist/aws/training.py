@@ -18,6 +18,7 @@ from tfdist.compat.keras import imported_by
 from tfdist.errors import OptionError
 from tfdist.runs.settings import Settings
 from tfdist.strategies import names_of, spec_of
+from tfdist.training.engine import model_path
 
 CHECKPOINT_DIR = "/opt/ml/checkpoints"
 TENSORBOARD_DIR = "/opt/ml/output/tensorboard"
@@ -132,7 +133,7 @@ def hyperparameters(config: Config) -> dict[str, Any]:
 
 def _keras_of(config: Config) -> int:
     """Returns which Keras the model is of: 2 or 3, as its file imports it, else as is said."""
-    place = Path(config.model.rpartition(":")[0])
+    place = Path(model_path.parts(config.model)[0])
     found, said = imported_by(str(place), [place.parent]), config.training.keras
     if len(found) != 1:
         return said or 2

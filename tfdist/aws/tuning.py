@@ -10,6 +10,7 @@ from tfdist.aws import training
 from tfdist.aws.config import Config
 from tfdist.aws.sections import SCALES, RangeConfig, TuningConfig, among
 from tfdist.errors import unknown_choice
+from tfdist.runs.settings import SEARCHED
 
 # Parts of a training that a search has at another place, or not at all. Its trainings would share
 # one folder of checkpoints, and go on from each other's.
@@ -17,8 +18,7 @@ _LEFT_OUT = ("HyperParameters", "Tags", "ProfilerConfig", "CheckpointConfig")
 _OF_CHECKPOINTS = ("checkpoint-dir", "checkpoint-every", "max-run-s")
 # What train.py can be searched for.
 _NUMBERS = ("lr", "warmup_epochs")
-_WHOLE_NUMBERS = ("global_batch_size", "epochs", "seed")
-_CHOICES = ("lr_scaling", "augment", "class_weight", "pad_to")
+_OTHERS = ("epochs", "lr_scaling")
 _ALGORITHM = ("TrainingImage", "TrainingInputMode", "MetricDefinitions")
 
 
@@ -76,7 +76,9 @@ def _sent(name: str) -> str:
 def _check(config: Config, ranges: Mapping[str, RangeConfig]) -> None:
     """Checks the ends of each range as train.py will."""
     for name, each in ranges.items():
-        among("setting in tuning.ranges", name, (*_NUMBERS, *_WHOLE_NUMBERS, *_CHOICES))
+        among(
+            "setting in tuning.ranges", name, tuple(dict.fromkeys((*_NUMBERS, *_OTHERS, *SEARCHED)))
+        )
         for end in each.ends:
             values = training.hyperparameters(config)
             training.check_hyperparameters(values | {_sent(name): end})

@@ -30,7 +30,8 @@ def options_of(table: type, *names: str, **others: Mapping[str, Any]) -> Decorat
 
     Args:
         names: of those; without, all that the table has itself.
-        others: name -> arguments of ``click.option`` that are others for this command.
+        others: name -> arguments of ``click.option`` that are others for this command; "flags" are
+            what it is called there.
     """
 
     def decorate(command: Callable) -> Callable:
@@ -64,8 +65,10 @@ def _option(item: Any, others: Mapping[str, Any]) -> Decorator:
         given["callback"] = _whole_or_text
     elif kind.startswith("int"):
         given["type"] = int if about["least"] is None else click.IntRange(min=about["least"])
-    names = _NAMES.get(item.name, (flag, item.name))
-    return click.option(*names, **given | {"shell_complete": _COMPLETED.get(names[-1])} | others)
+    names = others.get("flags") or _NAMES.get(item.name, (flag, item.name))
+    given |= {"shell_complete": _COMPLETED.get(names[-1])} | others
+    given.pop("flags", None)
+    return click.option(*names, **given)
 
 
 def _whole_or_text(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:

@@ -16,6 +16,7 @@ from tfdist.launch import jobs
 from tfdist.launch.jobs import Where
 from tfdist.runs.ranks import chosen
 from tfdist.strategies import parse_options
+from tfdist.training.engine import model_path
 from tfdist.training.engine.options import picked
 
 model_option = click.option(
@@ -33,14 +34,18 @@ data_option = click.option(
 )
 
 
-def where_options(command: Callable) -> Callable:
-    """Adds the command-line options of ``Where``; the command receives ``where``."""
+def where_options(command: Callable, **others: Any) -> Callable:
+    """Adds the command-line options of ``Where``; the command receives ``where``.
+
+    Args:
+        others: as ``options_of`` takes them.
+    """
 
     def gathered(strategy: str, option: tuple[str, ...], **given: Any) -> Any:
         processes = picked(Where, given)
         given = {name: value for name, value in given.items() if name not in processes}
         if given["model"] is not None:
-            follow_program(os.environ, given["model"].rpartition(":")[0])
+            follow_program(os.environ, model_path.parts(given["model"])[0])
         strategy, note = chosen(strategy, processes["workers"])
         if note is not None:
             click.echo(note)
@@ -51,4 +56,4 @@ def where_options(command: Callable) -> Callable:
 
     gathered.__doc__ = command.__doc__
     gathered.__click_params__ = getattr(command, "__click_params__", [])
-    return options_of(Where)(gathered)
+    return options_of(Where, **others)(gathered)

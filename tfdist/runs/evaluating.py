@@ -146,7 +146,7 @@ def carry_out(
     """
     found: list[Evaluation] = []
     for each in trained:
-        follow_program(os.environ, each.model.rpartition(":")[0], each.weights)
+        follow_program(os.environ, model_path.parts(each.model)[0], each.weights)
         config = {
             "model": each.model,
             "weights": os.path.abspath(each.weights),

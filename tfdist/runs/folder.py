@@ -29,6 +29,7 @@ from tfdist.records.buckets.urls import refuse_url
 from tfdist.runs.files import read_config, write_json
 from tfdist.runs.settings import Settings
 from tfdist.training.checkpoints import checkpoint_files
+from tfdist.training.engine import model_path
 from tfdist.training.engine.folder_lock import FolderLock
 
 MARK = ".tfdist-run"
@@ -352,7 +353,7 @@ def _not_to_be_replaced(config: dict[str, Any]) -> Iterator[tuple[str, Path]]:
     yield "the program", Path(sys.argv[0] or sys.executable)
     yield "the program", Path(__file__)
     yield "the program", Path(sys.prefix)
-    place = config["model"].rpartition(":")[0]
+    place = model_path.parts(config["model"])[0]
     if place.endswith(".py"):
         yield "the model", Path(place)
     else:
@@ -396,7 +397,7 @@ def _file(config: dict[str, Any], key: str) -> tuple[Path, str]:
     """Returns the file that a setting names, and the name in it."""
     place, name = config[key], ""
     if key == "model":
-        place, _, name = place.rpartition(":")
+        place, name = model_path.parts(place)
         if not place.endswith(".py"):
             return Path(place), name  # A module.
     return Path(os.path.realpath(Path(config.get("working_folder") or "", place))), name

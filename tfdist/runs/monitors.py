@@ -72,7 +72,12 @@ def save_best(given: str | Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         OptionError: as ``early_stopping``.
     """
-    return _parsed("save_best", given, _OF_BEST)
+    return better("save_best", given)
+
+
+def better(option: str, given: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the same of ``option``, which names a number, and which of two is better."""
+    return _parsed(option, given, _OF_BEST)
 
 
 def _parsed(option: str, given: str | Mapping[str, Any], kinds: _Kinds) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def carry_out(
     """
     model_path.check(model)
     _check(weights, output, overwrite=overwrite)
-    follow_program(os.environ, model.rpartition(":")[0], weights)
+    follow_program(os.environ, model_path.parts(model)[0], weights)
     training = _training_data(weights, trained_on)
     with _as_shards(data, training, where) as (shards, keys):
         config = {

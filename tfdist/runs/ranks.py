@@ -57,7 +57,7 @@ def asked(call: str, model: Any, *, verbose: bool = True, **given: Any) -> Where
         EngineMissingError: the TensorFlow or the Keras here is none that it runs on.
     """
     _refuse_within_rank(call)
-    follow_program(os.environ, model_path.of(model).rpartition(":")[0])
+    follow_program(os.environ, model_path.parts(model_path.of(model))[0])
     check_versions()
     where = Where(**given)
     check_deadline("start_timeout_s", where.start_timeout_s)

@@ -16,6 +16,9 @@ from tfdist.training.checkpoints import init_weights
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import check_seed, check_values, option, picked
 
+#: What a search may choose of a training, here and on SageMaker.
+SEARCHED = ("lr", "global_batch_size", "seed", "augment", "class_weight", "pad_to")
+
 
 @dataclass(frozen=True, kw_only=True)
 class OfData:

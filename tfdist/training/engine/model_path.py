@@ -1,20 +1,28 @@
 """Names of models, as ``--model`` takes them: "path/to/file.py:name" or "package.module:name".
 
-Those of functions that return callbacks are alike.
+A name may give its function arguments, as in "model.py:model_fn(width=16)": whoever reads the name
+then makes the same model. Those of functions that return callbacks are alike.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tfdist.errors import ModelError
+from tfdist.errors import ModelError, package_missing
+
+# The first place that can end so: texts among the arguments may look like one, too.
+_WITH_ARGUMENTS = re.compile(r"(.+?):([^\W\d]\w*\(.*\))", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,43 @@ class Kind:
 
 
 MODEL = Kind("a model", "a compiled Keras model", "--model", "model.py:model_fn")
+#: The parameter of a model's function that takes a trial of Optuna's: a name gives it as a dict.
+TRIAL = "trial"
 CALLBACKS = Kind("callbacks", "a list of Keras callbacks", "--callbacks", "model.py:callbacks")
+
+
+def parts(model: str) -> tuple[str, str]:
+    """Returns the place of a model, a file or a module, and what it is called there.
+
+    ("model.py", "model_fn(width=16)"), of "model.py:model_fn(width=16)".
+    """
+    found = _WITH_ARGUMENTS.fullmatch(model)
+    if found is not None:
+        return found[1], found[2]
+    place, _, name = model.rpartition(":")
+    return place, name
+
+
+def with_arguments(model: str, arguments: Mapping[str, Any]) -> str:
+    """Returns the name of a model whose function is called with ``arguments``, too.
+
+    Args:
+        arguments: name -> a number, a text, None, or lists and dicts of these.
+    """
+    place, called = parts(model)
+    every = _arguments(called) | dict(arguments)
+    given = ", ".join(f"{name}={value!r}" for name, value in every.items())
+    return f"{place}:{called.partition('(')[0]}({given})"
+
+
+def _arguments(called: str) -> dict[str, Any]:
+    """Returns what is in the parentheses. Raises ValueError: no names with plain values."""
+    if "(" not in called:
+        return {}
+    call = ast.parse(called, mode="eval").body
+    if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
+        raise ValueError("something else than NAME=VALUE")
+    return {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
 
 
 def check(model: str, kind: Kind = MODEL) -> None:
@@ -41,13 +85,22 @@ def check(model: str, kind: Kind = MODEL) -> None:
     Raises:
         ModelError: not of the form, or the file does not exist.
     """
-    place, colon, name = model.rpartition(":")
-    if not colon or not name.isidentifier() or not place:
+    place, called = parts(model)
+    if not called.partition("(")[0].isidentifier() or not place:
         raise ModelError(
             f"{kind.rule}, where NAME is a function that returns {kind.returned}",
             received=repr(model),
             mend=f"Write for example {kind.option} {kind.example}",
         )
+    try:
+        _arguments(called)
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        name = called.partition("(")[0]
+        raise ModelError(
+            "arguments of a model's function must be names with plain values",
+            received=f"{called}: {error}",
+            mend=f"Write for example {name}(width=16, activation='relu'), the whole in quotes",
+        ) from None
     if place.endswith(".py") and not Path(place).is_file():
         raise ModelError(
             f"the file of {kind.what} must exist",
@@ -111,16 +164,17 @@ def _not_importable(found: str, kind: Kind) -> ModelError:
 
 
 def load(model: str, kind: Kind = MODEL, *, again: bool = True) -> Any:
-    """Imports what ``model`` names.
+    """Imports what ``model`` names, with the arguments that it gives.
 
     Args:
         again: whether a file that has been imported is run once more, as it may have changed.
 
     Raises:
-        ModelError: there is no such module, or it has no such name.
+        ModelError: there is no such module, or it has no such name, or not these parameters.
     """
     check(model, kind)
-    place, _, name = model.rpartition(":")
+    place, called = parts(model)
+    name = called.partition("(")[0]
     if place.endswith(".py"):
         path = Path(place).resolve()
         module = sys.modules.get(path.stem)
@@ -149,7 +203,34 @@ def load(model: str, kind: Kind = MODEL, *, again: bool = True) -> Any:
             received=f"a module that defines {', '.join(known) or 'nothing callable'}",
             mend=f"Name one that it has, or write def {name}(): ... there",
         )
-    return getattr(module, name)
+    arguments = _arguments(called)
+    return _given(getattr(module, name), name, arguments) if arguments else getattr(module, name)
+
+
+def _given(function: Any, name: str, arguments: dict[str, Any]) -> Any:
+    """Returns the function that calls ``function`` with ``arguments``."""
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise ModelError(
+            f"{name} must be a function of the arguments that it is given",
+            received=f"{', '.join(arguments)}: {error}",
+            mend=f"Write def {name}({', '.join(arguments)}): ..., or give what it has",
+        ) from None
+    except ValueError:  # Of some functions Python cannot tell.
+        pass
+    if isinstance(arguments.get(TRIAL), dict):
+        arguments = arguments | {TRIAL: _replayed(arguments[TRIAL])}
+    return functools.partial(function, **arguments)
+
+
+def _replayed(chosen: dict[str, Any]) -> Any:
+    """Returns a trial of Optuna's that suggests what was chosen."""
+    try:
+        from optuna.trial import FixedTrial
+    except ImportError as error:
+        raise package_missing("optuna", "a model that takes a trial", "tune", error) from None
+    return FixedTrial(chosen)
 
 
 def _run(path: Path) -> ModuleType:

@@ -1,0 +1,1 @@
+"""A search for hyperparameters: many trainings, of which Optuna chooses what each is given."""

@@ -1,0 +1,190 @@
+"""What a search is asked for, and what each of its trials is then asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import OptionError, spelt
+from tfdist.launch.jobs import Where
+from tfdist.runs import monitors
+from tfdist.runs.settings import Settings
+from tfdist.runs.training import find_splits, training_config
+from tfdist.training.engine import model_path
+from tfdist.training.engine.options import check_values, option
+from tfdist.tuning.space import Space
+
+_LOGS = [each.name for each in dataclasses.fields(Settings) if each.metadata["in_job"] == "logs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How is searched; ``tfdist.tune`` says what each means."""
+
+    trials: int = option(20, "Trials in all, with those before --resume.", least=1)
+    parallel: int = option(
+        1, "Trials at a time; each has its part of the cores, or of the GPUs.", least=1
+    )
+    metric: str = option(
+        "val_loss",
+        "What is compared: its value after the last epoch of a trial. Of a number that can be "
+        "better either way NAME,mode=max or mode=min.",
+        metavar="NAME",
+        same_on_resume=True,
+    )
+    grace: int = option(
+        1,
+        "Epochs before a trial may end early. After GRACE, GRACE x REDUCTION, ... epochs it goes "
+        "on as one of the best of those that came so far; as many as --epochs: none ends early.",
+        metavar="EPOCHS",
+        least=1,
+        same_on_resume=True,
+    )
+    reduction: int = option(
+        3, "One trial in so many goes on.", metavar="N", least=2, same_on_resume=True
+    )
+    folds: int | None = option(
+        None,
+        "Cross-validation: a trial trains K times, each time validating on other shards of the "
+        "split train; its value is the mean.",
+        metavar="K",
+        least=2,
+        same_on_resume=True,
+    )
+
+
+_SAME = [
+    each.name
+    for table in (Search, Settings)
+    for each in dataclasses.fields(table)
+    if each.metadata["same_on_resume"]
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A search.
+
+    Attributes:
+        model: as ``model_path`` names it; its function takes the arguments that are chosen.
+        space: what they are chosen from; None: the function takes a trial of Optuna's.
+        max_restarts: of each training.
+    """
+
+    model: str
+    data: str
+    output: Path
+    space: Space | None
+    search: Search
+    settings: Settings
+    where: Where
+    max_restarts: int = 0
+
+    @property
+    def rungs(self) -> list[int]:
+        """The epochs after which is decided who goes on, and the last epoch."""
+        found, epoch = [], self.search.grace
+        while epoch < self.settings.epochs:
+            found.append(epoch)
+            epoch *= self.search.reduction
+        return [*found, self.settings.epochs]
+
+    @property
+    def monitor(self) -> dict[str, str]:
+        """{"monitor": name, "mode": "min" or "max"}."""
+        return monitors.better("metric", self.search.metric)
+
+    def check(self) -> dict[str, Any]:
+        """Returns what must be the same where it is gone on with: JSON-able.
+
+        Raises:
+            TfdistError: something that cannot hold, in whatever trial.
+        """
+        check_values(self.search)
+        name = self.monitor["monitor"]
+        splits = find_splits(self.data)
+        if name.startswith("val_") and self.search.folds is None and "validation" not in splits:
+            raise OptionError(
+                "metric must name a number of the training, where there is no validation",
+                received=name,
+                mend=f"Give data with the split validation, or {spelt('folds', 5)}",
+            )
+        if self.where.place is not None:
+            raise OptionError(
+                "a search must start the processes of its trials itself",
+                received=f"one of several that {self.where.place.launcher} has started",
+                mend="Start it once, without srun or mpirun",
+            )
+        if self.where.hosts is not None and self.search.parallel > 1:
+            raise OptionError(
+                "trials on other hosts must run one after the other",
+                received=f"{spelt('parallel', self.search.parallel)} with {self.where.hosts}",
+                mend=f"Leave {spelt('parallel')} out",
+            )
+        if self.settings.metrics_file is not None:
+            raise OptionError(
+                "metrics_file must be of one training",
+                received="one for all trials of a search",
+                mend="Leave it out: trials.csv has the numbers of all",
+            )
+        of_space = {} if self.space is None else self.space.train
+        ends = max((len(each.ends) for each in of_space.values()), default=1)
+        for number in range(ends):
+            chosen = {name: each.ends[number % len(each.ends)] for name, each in of_space.items()}
+            config = self.training(0, {}, chosen, self.data, self.output, self.settings.epochs)
+        same = {name: vars(self.search)[name] for name in _SAME if name in vars(self.search)}
+        same |= {name: config[name] for name in _SAME if name in config and name not in of_space}
+        kept = ("epochs", "data", "records", "working_folder")
+        space = self.space and dataclasses.asdict(self.space)
+        every = {"model": self.model, "space": space, **{k: config[k] for k in kept}, **same}
+        return json.loads(json.dumps(every))  # As it is read again: with lists for tuples.
+
+    def training(
+        self,
+        number: int,
+        of_model: Mapping[str, Any],
+        of_training: Mapping[str, Any],
+        data: str,
+        output: Path,
+        epochs: int,
+    ) -> dict[str, Any]:
+        """Returns the configuration of a training of trial ``number``, see ``training_config``."""
+        logs = {
+            name: os.path.join(folder, f"{number:03d}")
+            for name in _LOGS
+            if (folder := getattr(self.settings, name)) is not None
+        }
+        config = training_config(
+            self.where,
+            model=model_path.with_arguments(self.model, of_model) if of_model else self.model,
+            data=data,
+            output=output,
+            settings=replace(self.settings, **{**logs, **of_training, "epochs": epochs}),
+            resume=True,
+        )
+        config["splits"].pop("test", None)  # It is for the model that is chosen in the end.
+        return config
+
+    def options_of_train(
+        self, of_model: Mapping[str, Any], of_training: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Returns what ``tfdist train --config`` reads to train a trial's model in full."""
+        settings = replace(self.settings, **of_training)
+        found = {
+            "model": model_path.with_arguments(self.model, of_model),
+            "data": self.data,
+            "epochs": settings.epochs,
+        }
+        for table in (self.where, settings):
+            for each in dataclasses.fields(table):
+                value = getattr(table, each.name)
+                if each.name != "options" and value != each.default:
+                    found[each.name.removesuffix("_s").replace("_", "-")] = value
+        if self.where.options:
+            found["option"] = [f"{name}={value}" for name, value in self.where.options.items()]
+        return found

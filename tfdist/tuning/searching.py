@@ -1,0 +1,242 @@
+"""``tfdist.tune``: the loop of a search. It starts trials, and decides which of them go on."""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import signal
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tfdist import errors
+from tfdist.errors import LaunchError, TfdistError, unknown_choice
+from tfdist.launch.failure import ending
+from tfdist.runs.files import read_history
+from tfdist.runs.folder import RunFolder
+from tfdist.tuning import slots
+from tfdist.tuning.folder import SearchFolder
+from tfdist.tuning.request import Request
+from tfdist.tuning.rows import STATES, Row
+from tfdist.tuning.slots import Running, Slot
+from tfdist.tuning.space import TRAIN
+from tfdist.tuning.study import DEFINED, REASON, Study
+
+_TRIAL, _DEFINE = "tfdist.tuning.trial", "tfdist.tuning.define"
+
+
+class Searching:
+    """A search that runs in a folder which is taken.
+
+    Args:
+        data: the folder of shards of each training of a trial.
+        on_change: is called with a trial that has changed.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        folder: SearchFolder,
+        study: Study,
+        data: list[str],
+        on_change: Callable[[Row], None],
+    ):
+        self._request = request
+        self._folder = folder
+        self._study = study
+        self._data = data
+        self._on_change = on_change
+        self._metric = request.monitor["monitor"]
+        self._running: dict[int, Running] = {}
+        # What trials have come to since the last rung: trial -> epoch -> value of each fold.
+        self._seen: dict[int, dict[int, list[float]]] = {}
+        self._targets: dict[int, int] = {}
+
+    @property
+    def rows(self) -> list[Row]:
+        return [self._row(number) for number in range(len(self._study.trials))]
+
+    def run(self) -> None:
+        """Runs all trials to their ends, those first that were running in an earlier process.
+
+        Raises:
+            TfdistError: a trial failed before any had an epoch, so that others would, too.
+        """
+        trials = self._study.trials
+        waiting = deque(each.number for each in trials if each.state.name == "RUNNING")
+        free = slots.divided(self._request.search.parallel)
+        try:
+            with selectors.DefaultSelector() as selector:
+                while True:
+                    while free and (number := self._next(waiting)) is not None:
+                        self._begin(number, free.pop(0), selector, free)
+                    if not self._running:
+                        return
+                    for key, _ in selector.select():
+                        self._hear(key.data, selector, free)
+        except BaseException as error:
+            is_terminated = isinstance(error, SystemExit)
+            number = signal.SIGTERM if is_terminated else signal.SIGINT
+            slots.end(self._running.values(), number)
+            raise
+
+    def _next(self, waiting: deque[int]) -> int | None:
+        if waiting:
+            return waiting.popleft()
+        has_all = len(self._study.trials) >= self._request.search.trials
+        return None if has_all else self._study.ask()
+
+    def _begin(
+        self, number: int, slot: Slot, selector: selectors.BaseSelector, free: list[Slot]
+    ) -> None:
+        """Starts what a trial has to do next, where it has."""
+        trial = self._study.trials[number]
+        request, last = self._request, trial.last_step or 0
+        if last >= request.settings.epochs:  # The process that saw it come there was killed.
+            self._end(number, "COMPLETE", trial.intermediate_values[last])
+            free.append(slot)
+            return
+        asked = {"parent": os.getpid(), "in_shell": errors.in_shell}
+        if request.space is None and DEFINED not in trial.user_attrs:
+            module = _DEFINE
+            asked |= {"journal": str(self._folder.journal), "model": request.model}
+            asked |= {"study": self._study.settings, "number": number}
+        else:
+            module = _TRIAL
+            target = next(rung for rung in request.rungs if rung > last)
+            self._targets[number] = target
+            asked |= {"configs": self._configs(number, target)}
+            asked |= {"where": asdict(request.where), "max_restarts": request.max_restarts}
+        self._on_change(self._row(number))
+        running = slots.start(number, module, asked, slot, self._folder.log(number))
+        self._running[number] = running
+        selector.register(running.process.stdout, selectors.EVENT_READ, running)
+
+    def _configs(self, number: int, target: int) -> list[dict[str, Any]]:
+        of_model, of_training = self.chosen(number)
+        folders = self._folders(number)
+        return [
+            self._request.training(number, of_model, of_training, data, path, target)
+            for data, path in zip(self._data, folders, strict=True)
+        ]
+
+    def chosen(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns what a trial was given: for the model, and for the training."""
+        if self._request.space is None:
+            return {"trial": dict(self._study.trials[number].params)}, {}
+        trial = self._study.trials[number]
+        if trial.state.name == "RUNNING":
+            return self._request.space.suggested(self._study.trial(number))
+        start = f"{TRAIN}."
+        of_model = {k: v for k, v in trial.params.items() if not k.startswith(start)}
+        return of_model, {
+            k[len(start) :]: trial.params[k] for k in trial.params if k not in of_model
+        }
+
+    def _folders(self, number: int) -> list[Path]:
+        """Returns where a trial trains: one folder, or one for each fold."""
+        place = self._folder.trial(number)
+        if self._request.search.folds is None:
+            return [place]
+        return [place / f"fold-{fold}" for fold in range(len(self._data))]
+
+    def _hear(self, running: Running, selector: selectors.BaseSelector, free: list[Slot]) -> None:
+        told = running.events()
+        for event in told or ():
+            running.last = event
+            if event["event"] == "epoch":
+                self._take_epoch(running.number, event)
+        if told is None:
+            selector.unregister(running.process.stdout)
+            running.process.stdout.close()
+            code = running.process.wait()
+            del self._running[running.number]
+            if self._goes_on(running, code):
+                self._begin(running.number, running.slot, selector, free)
+            else:
+                free.append(running.slot)
+
+    def _take_epoch(self, number: int, event: dict[str, Any]) -> None:
+        metrics = event["metrics"]
+        if self._metric not in metrics:
+            raise unknown_choice("metric", self._metric, list(metrics))
+        seen = self._seen.setdefault(number, {}).setdefault(event["epoch"], [])
+        seen.append(float(metrics[self._metric]))
+        self._on_change(self._row(number))
+
+    def _goes_on(self, running: Running, code: int) -> bool:
+        """Notes what a process has come to; whether its trial goes on."""
+        number, last = running.number, running.last
+        kind = last.get("event")
+        self._seen.pop(number, None)
+        target = self._targets.pop(number, None)
+        if kind == "done" and target is None:
+            return True  # All is chosen: it trains.
+        if kind == "done":
+            values = self._values(number)
+            may_go_on = self._study.note(number, values)
+            epoch = max(values)
+            if not math.isfinite(values[epoch]):
+                self._end(number, "PRUNED")
+            elif epoch < target or target == self._request.settings.epochs:
+                self._end(number, "COMPLETE", values[epoch])
+            elif not may_go_on:
+                self._end(number, "PRUNED")
+            else:
+                return True
+            return False
+        if kind == "diverged":  # As bad as can be, which the next ones learn from.
+            self._study.trial(number).set_user_attr(REASON, last["text"])
+            self._end(number, "PRUNED")
+            return False
+        told = last["text"] if kind == "failed" else f"its process ended with {ending(code)}"
+        if not any(each.intermediate_values for each in self._study.trials):
+            raise self._all_would_fail(told, kind == "failed", number)
+        self._study.trial(number).set_user_attr(REASON, told)
+        self._end(number, "FAIL")
+        return False
+
+    def _all_would_fail(self, told: str, is_whole: bool, number: int) -> TfdistError:
+        log = self._folder.log(number)
+        if is_whole:
+            return TfdistError(f"{told} What its processes have printed is in {log}")
+        return LaunchError(
+            "the first trial must train", received=told, mend=f"Read what it has printed: {log}"
+        )
+
+    def _values(self, number: int) -> dict[int, float]:
+        """Returns the metric by epoch, the mean of folds: early stopping may have ended some."""
+        folds = [
+            [row[self._metric] for row in read_history(RunFolder(path).history)]
+            for path in self._folders(number)
+        ]
+        epochs = range(1, max(map(len, folds)) + 1)
+        return {
+            epoch: sum(rows[min(epoch, len(rows)) - 1] for rows in folds) / len(folds)
+            for epoch in epochs
+        }
+
+    def _end(self, number: int, state: str, value: float | None = None) -> None:
+        self._study.end(number, state, value)
+        self._on_change(self._row(number))
+
+    def _row(self, number: int) -> Row:
+        trial = self._study.trials[number]
+        epoch, value = trial.last_step, None
+        if epoch is not None:
+            value = trial.intermediate_values[epoch]
+        seen = self._seen.get(number)
+        if seen:
+            epoch = max(seen)
+            value = sum(seen[epoch]) / len(seen[epoch])
+        return Row(
+            number,
+            STATES[trial.state.name],
+            epoch,
+            value,
+            dict(trial.params),
+            trial.user_attrs.get(REASON),
+        )

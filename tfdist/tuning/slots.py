@@ -1,0 +1,121 @@
+"""Where trials run beside each other: each process with cores, or GPUs, of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import OptionError, spelt
+from tfdist.launch import hosts
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+# After SIGTERM the ranks have 20 s for a checkpoint, and 110 s where they write one: see
+# ``launch.supervisor``. After Ctrl-C they are ended at once.
+_SECONDS_TO_END = {signal.SIGTERM: 125.0, signal.SIGINT: 20.0}
+_LONGEST_READ = 1 << 16
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a trial has for itself: numbers of CPUs, and GPUs as CUDA names them; None: all."""
+
+    cpus: tuple[int, ...] | None = None
+    gpus: str | None = None
+
+
+def divided(parallel: int) -> list[Slot]:
+    """Returns a slot for each of so many trials at a time.
+
+    Raises:
+        OptionError: there are GPUs, and fewer.
+    """
+    gpus = _gpus()
+    if gpus and len(gpus) < parallel:
+        raise OptionError(
+            "each trial that runs beside others must have a GPU of its own",
+            received=f"{spelt('parallel', parallel)} with {len(gpus)} GPUs",
+            mend=f"Give {spelt('parallel', len(gpus))}, or hide them: {_VISIBLE}=-1",
+        )
+    each = len(gpus) // parallel
+    shares = hosts.shares(parallel) if parallel > 1 else []
+    return [
+        Slot(
+            tuple(shares[number]) if shares else None,
+            ",".join(gpus[number * each : (number + 1) * each]) if each else None,
+        )
+        for number in range(parallel)
+    ]
+
+
+def _gpus() -> list[str]:
+    """Returns the GPUs that this process may use; TensorFlow, which knows, is not started."""
+    told = os.environ.get(_VISIBLE)
+    if told is not None:
+        names = [name.strip() for name in told.split(",") if name.strip()]
+        return [] if "-1" in names else names
+    count = sum(path.name[6:].isdecimal() for path in Path("/dev").glob("nvidia[0-9]*"))
+    return [str(number) for number in range(count)]
+
+
+@dataclass
+class Running:
+    """A process of a trial, which tells a JSON object a line on ``process.stdout``."""
+
+    number: int
+    slot: Slot
+    process: subprocess.Popen
+    last: dict[str, Any] = field(default_factory=dict)
+    _part: bytes = b""
+
+    def events(self) -> list[dict[str, Any]] | None:
+        """Returns what it has told since; None at its end."""
+        data = os.read(self.process.stdout.fileno(), _LONGEST_READ)
+        if not data:
+            return None
+        *lines, self._part = (self._part + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+
+def start(number: int, module: str, request: dict[str, Any], slot: Slot, log: Path) -> Running:
+    """Starts ``python -m module REQUEST``, which ends when this process does.
+
+    Args:
+        log: what it prints is added to this file.
+    """
+    env = os.environ | ({} if slot.gpus is None else {_VISIBLE: slot.gpus})
+    request = request | {"cpus": slot.cpus}
+    with log.open("ab") as printed:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, json.dumps(request)],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=printed,
+            start_new_session=True,  # Ctrl-C of a terminal is passed on by ``end``.
+        )
+    return Running(number, slot, process)
+
+
+def end(every: Iterable[Running], number: signal.Signals) -> None:
+    """Ends processes with a signal, after a limit by SIGKILL, and all that they have started."""
+    every = list(every)
+    for each in every:
+        with contextlib.suppress(ProcessLookupError):
+            each.process.send_signal(number)
+    deadline = time.monotonic() + _SECONDS_TO_END[number]
+    for each in every:
+        try:
+            # What it still tells must not fill the pipe and keep it from ending.
+            each.process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            each.process.kill()  # The guard of its ranks ends these.
+            each.process.communicate()
