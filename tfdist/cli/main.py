@@ -34,6 +34,7 @@ _VERBS = {
     "adopt": ("tfdist.cli.adopt", "Make shards of other people's TFRecords, as they are."),
     "inspect": ("tfdist.cli.inspect", "Show what is in a folder of shards, and check every byte."),
     "train": ("tfdist.cli.train", "Train a Keras model on a strategy; starts its own processes."),
+    "trace": ("tfdist.cli.trace", "Show where the time of a step goes, on every rank."),
     "verify": ("tfdist.cli.verify", "Prove that a strategy gives one device's weights."),
     "evaluate": ("tfdist.cli.evaluate", "Compare trained models on the same records."),
     "predict": ("tfdist.cli.predict", "Write a trained model's outputs for each record."),

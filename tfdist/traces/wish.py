@@ -48,9 +48,7 @@ def parsed(profile: str) -> Wish:
 
 
 def check_steps(wish: Wish, steps: int) -> None:
-    """Checks the steps that are asked for. Raises OptionError: an epoch of ``steps`` has them not.
-
-    """
+    """Checks the steps that are asked for. Raises OptionError: an epoch of ``steps`` has them not."""
     if wish.steps is not None and wish.steps[1] > steps:
         raise OptionError(
             f"profile must name steps of an epoch, which has {steps}",

@@ -1,0 +1,271 @@
+"""What one rank did in the steps that were traced: its executions, operations and waits."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.traces import places, xplane
+
+_MARK, _MARK_STAT = "train", "tfdist_step"
+_EAGER, _STARTED, _DONE, _IN_STEP = (
+    "EagerExecute",
+    "ExecutorState::ProcessAsync::Start",
+    "ExecutorState::ProcessAsync::Done",
+    "ExecutorState::Process",
+)
+# A function that tf.data calls: what it computes is none of the step's.
+_OF_DATA = "InstantiatedCapturedFunction::Run"
+_COMMUNICATION = re.compile(r"Horovod\w+|Collective\w+|Nccl\w+|_(Host)?(Send|Recv)")
+_INPUT = re.compile(r"(MultiDevice)?IteratorGetNext\w*|OptionalGetValue")
+# They enclose what they call.
+_FUNCTIONS = re.compile(
+    r"(Stateful)?PartitionedCall|_?(Stateless)?(If|While|Case)|RemoteCall|SymbolicGradient"
+)
+_GPU, _STREAM = "/device:GPU:", "Stream #"
+
+
+@dataclass
+class Operations:
+    """Some operations of a rank, side by side.
+
+    Attributes:
+        names: of each.
+        kinds: of each, such as "MatMul".
+        times: float64 [n, 2], begin and end in ns of the rank's clock.
+    """
+
+    names: list[str] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    times: np.ndarray = field(default_factory=lambda: np.empty((0, 2)))
+
+
+@dataclass
+class RankTrace:
+    """The trace of a rank.
+
+    Attributes:
+        rank: its number.
+        notes: what it has said itself: "ranks", "strategy", "host", "layers" and the like.
+        clock_ns: when its clock began, in ns since 1970.
+        executions: float64 [n, 2], when each began and ended, in ns of its clock.
+        steps: of each execution, its first and last step, counted from 1.
+        compute: what it computed.
+        communication: from the call of a collective until it was done here.
+        inputs: from the call for a batch until it was there.
+    """
+
+    rank: int
+    notes: dict[str, Any]
+    clock_ns: int
+    executions: np.ndarray
+    steps: list[tuple[int, int]]
+    compute: Operations
+    communication: Operations
+    inputs: Operations
+
+    @property
+    def num_steps(self) -> int:
+        return sum(last - first + 1 for first, last in self.steps)
+
+    @property
+    def begun(self) -> float:
+        return float(self.executions[0, 0])
+
+    @property
+    def ended(self) -> float:
+        return float(self.executions[-1, 1])
+
+
+def read(folder: Path) -> list[RankTrace]:
+    """Returns the traces of all ranks of a training.
+
+    Args:
+        folder: of the training, or the one that it was asked to trace in.
+
+    Raises:
+        DataError: there is none, or a file of it is missing or damaged.
+    """
+    run = next(
+        (
+            run
+            for run in (places.run_of(folder / places.FOLDER), places.run_of(folder))
+            if places.notes_of(run, 0).is_file()
+        ),
+        None,
+    )
+    if run is None:
+        raise DataError(
+            f"{folder} must be a training whose steps were traced",
+            received="no trace in it" if folder.is_dir() else "no such folder",
+            mend="Train with --profile steps=10:20",
+        )
+    return [_read_rank(run, rank) for rank in range(_notes(run, 0)["ranks"])]
+
+
+def _notes(run: Path, rank: int) -> dict[str, Any]:
+    path = places.notes_of(run, rank)
+    try:
+        notes = json.loads(path.read_text())
+        is_known = (
+            notes["rank"] == rank
+            and all(type(notes[name]) is int and notes[name] > 0 for name in ("ranks", "replicas"))
+            and all(isinstance(notes[name], str) for name in ("strategy", "host"))
+            and all(first <= last for first, last in notes["executions"])
+            and all(isinstance(name, str) for name in notes["layers"])
+        )
+    except FileNotFoundError:
+        raise DataError(
+            f"the trace must have a file of rank {rank}",
+            received=f"no {path}",
+            mend="Copy it from the host of that rank, or trace the steps again",
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError):
+        is_known = False
+    if not is_known:
+        raise DataError(
+            f"{path} must be as tfdist wrote it",
+            received="something else",
+            mend="Trace the steps again",
+        )
+    return notes
+
+
+def _read_rank(run: Path, rank: int) -> RankTrace:
+    notes = _notes(run, rank)
+    path = places.events_of(run, rank)
+    if not path.is_file():
+        raise DataError(
+            f"the trace must have a file of rank {rank}",
+            received=f"no {path}",
+            mend="Trace the steps again",
+        )
+    reading = _Reading()
+    clock_ns = 0
+    for plane in xplane.planes(path):
+        if plane.name == "Task Environment":
+            clock_ns = int(plane.stats.get("profile_start_time") or 0)
+        elif plane.name == "/host:CPU":
+            reading.take_host(plane)
+        elif plane.name.startswith(_GPU):
+            reading.take_gpu(plane)
+    marks = sorted(reading.marks)
+    if not clock_ns or len(marks) != len(notes["executions"]) or not marks:
+        raise DataError(
+            f"{path} must have the steps that {places.notes_of(run, rank).name} names",
+            received=f"{len(marks)} executions of {len(notes['executions'])}",
+            mend="Trace the steps again",
+        )
+    executions = np.array(marks)
+    return RankTrace(
+        rank=rank,
+        notes=notes,
+        clock_ns=clock_ns,
+        executions=executions,
+        steps=[tuple(pair) for pair in notes["executions"]],
+        **reading.results(executions[0, 0], executions[-1, 1]),
+    )
+
+
+class _Reading:
+    """Sorts the events of a rank."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[float, float]] = []
+        self._found: dict[str, list[tuple[float, float, str, str, int | None]]] = {
+            "compute": [],
+            "communication": [],
+            "inputs": [],
+        }
+        self._started: dict[tuple[int, str], list[tuple[float, str]]] = {}
+        self._done: dict[tuple[int, str], list[float]] = {}
+        self._of_data: set[int] = set()
+        self._has_gpu = False
+
+    def take_host(self, plane: xplane.Plane) -> None:
+        for _, events in plane.lines(_is_wanted):
+            self._take_thread(events)
+
+    def take_gpu(self, plane: xplane.Plane) -> None:
+        """Takes the kernels of a GPU; operations of the host then only start them."""
+        self._has_gpu = True
+        for line, events in plane.lines(lambda name, kind: True):
+            if line.startswith(_STREAM):
+                for event in events:
+                    kind = "communication" if "nccl" in event.name.lower() else "compute"
+                    self._add(kind, event, event.name, "kernel", None)
+
+    def _take_thread(self, events: Iterator[xplane.Event]) -> None:
+        runs: list[tuple[float, int]] = []
+        operations = []
+        for event in events:
+            stats = event.stats
+            if event.name == _MARK:
+                if _MARK_STAT in stats:
+                    self.marks.append((event.begun_ns, event.ended_ns))
+            elif event.name == _IN_STEP:
+                runs.append((event.begun_ns, stats.get("id", 0)))
+            elif event.name.startswith(_OF_DATA):
+                self._of_data.add(stats.get("id", 0))
+            elif event.name == _EAGER:
+                if not stats.get("is_func"):
+                    kind = str(stats.get("eager_op", ""))
+                    self._add(_class_of(kind), event, kind, kind, None)
+            elif event.name == _STARTED:
+                key = (stats["step_id"], stats["name"])
+                self._started.setdefault(key, []).append((event.begun_ns, stats["kernel_type"]))
+            elif event.name == _DONE:
+                key = (stats["step_id"], stats["name"])
+                self._done.setdefault(key, []).append(event.begun_ns)
+            else:
+                operations.append(event)
+        # An operation stands within what its thread does for a call of a function.
+        runs.sort()
+        begun = np.array([run[0] for run in runs])
+        which = np.searchsorted(begun, [each.begun_ns for each in operations], side="right") - 1
+        for event, number in zip(operations, which, strict=True):
+            call = runs[number][1] if number >= 0 else None
+            name = event.name.removesuffix(f":{event.kind}")
+            self._add(_class_of(event.kind), event, name, event.kind, call)
+
+    def _add(self, of: str, event: xplane.Event, name: str, kind: str, call: int | None) -> None:
+        self._found[of].append((event.begun_ns, event.ended_ns, name, kind, call))
+
+    def results(self, begun: float, ended: float) -> dict[str, Operations]:
+        """Returns what lies within the traced steps, whole or in part."""
+        for (call, name), started in self._started.items():
+            done = sorted(self._done.get((call, name), []))
+            for (at, kind), end in zip(sorted(started), done, strict=False):
+                if _COMMUNICATION.fullmatch(kind) or _INPUT.fullmatch(kind):
+                    self._found[_class_of(kind)].append((at, end, name, kind, call))
+        made = {}
+        for of, found in self._found.items():
+            kept = [
+                each
+                for each in sorted(found, key=lambda each: each[:2])
+                if each[1] > begun and each[0] < ended and each[4] not in self._of_data
+                if not (self._has_gpu and of == "compute" and each[3] != "kernel")
+            ]
+            times = np.array([each[:2] for each in kept]).reshape(-1, 2)
+            made[of] = Operations([each[2] for each in kept], [each[3] for each in kept], times)
+        return made
+
+
+def _is_wanted(name: str, kind: str) -> bool:
+    if name.startswith(_OF_DATA) or name in (_MARK, _EAGER, _STARTED, _DONE, _IN_STEP):
+        return True
+    # What waits is known by its start and end.
+    return bool(kind) and name.endswith(f":{kind}") and not _FUNCTIONS.fullmatch(kind)
+
+
+def _class_of(kind: str) -> str:
+    if _COMMUNICATION.fullmatch(kind):
+        return "communication"
+    return "inputs" if _INPUT.fullmatch(kind) else "compute"
