@@ -288,7 +288,7 @@ def fit(
         else contextlib.nullcontext(),
         _ends_in_time(options.max_run_s) if checkpoints else contextlib.nullcontext(),
     ):
-        fitted = fitting.fit(lines, checkpoints, lambda: best, lambda: logs)
+        fitted = fitting.fit(lines, checkpoints, lambda: best)
     if fitted.diverged is not None:  # On every process: it is the whole job's.
         raise DivergedError(
             "the loss of a training must stay finite",

@@ -122,8 +122,8 @@ class Fitting:
         rows: EpochRows,
         checkpoints: Checkpoints | None,
         best_model: Callable[[], Path],
-        traces: Callable[[], Path],
         *,
+        traces: Callable[[], Path] | None = None,
         first: Sequence[Any] = (),
         last: Sequence[Any] = (),
     ) -> Fitted:
@@ -133,7 +133,8 @@ class Fitting:
             rows: tells of the epochs, after the user's own callbacks.
             checkpoints: runs after what it is to remember.
             best_model: returns where the best model is written now.
-            traces: returns where a trace is written that was asked for without a folder.
+            traces: returns where a trace is written that was asked for without a folder; None: it
+                must name one.
             first: callbacks that run before all others.
             last: those that run after them.
         """
@@ -146,7 +147,7 @@ class Fitting:
             self.feed.callback_steps,
             best_model,
             writing,
-            traces,
+            traces=traces,
         )
         callbacks = [*first, *wished.of_user, rows, *wished.watching]
         if checkpoints is not None:

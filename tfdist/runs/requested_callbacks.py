@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfdist.errors import OptionError
 from tfdist.launch.events import emit
 from tfdist.traces import wish
 from tfdist.training.checkpoints import init_weights
@@ -75,7 +77,8 @@ def callbacks(
     steps: int,
     best_model: Callable[[], Path],
     writing: Callable[[], contextlib.AbstractContextManager],
-    traces: Callable[[], Path],
+    *,
+    traces: Callable[[], Path] | None,
 ) -> Callbacks:
     """Returns the callbacks that were asked for, on this rank.
 
@@ -83,11 +86,11 @@ def callbacks(
         steps: that callbacks are told of in an epoch.
         best_model: returns where the best model is written now.
         writing: returns what encloses the writing of a file.
-        traces: returns where a trace is written that was asked for without a folder.
+        traces: returns where a trace is written that was asked for without a folder; None: it must
+            name one.
 
     Raises:
-        TfdistError: the user's function returns something else, or steps that there are not are to
-            be traced.
+        TfdistError: the user's function returns something else, or steps cannot be traced.
     """
     import tensorflow as tf
 
@@ -130,7 +133,7 @@ def _trace(
     strategy: Any,
     steps: int,
     writing: Callable[[], contextlib.AbstractContextManager],
-    traces: Callable[[], Path],
+    traces: Callable[[], Path] | None,
 ) -> Any:
     """Returns the callback that traces the steps which were asked for."""
     from tfdist.training.loops.chief_only import on_chief
@@ -141,10 +144,18 @@ def _trace(
     if asked.steps is None:
         return on_chief(Profile(asked.folder, steps))
     wish.check_steps(asked, steps)
+    if asked.folder is not None:
+        traces = functools.partial(Path, asked.folder)
+    elif traces is None:
+        raise OptionError(
+            "profile must name a folder where a training has none of its own",
+            received=config["profile"],
+            mend=f"Write DIR,{asked}",
+        )
     return StepTrace(
-        traces if asked.folder is None else lambda: Path(asked.folder),
+        traces,
         asked.steps,
-        {"strategy": strategy.name, "replicas": strategy.num_replicas},
+        strategy.name,
         lambda: strategy.topology,
         writing,
     )

@@ -169,7 +169,7 @@ def train(config: dict[str, Any]) -> None:
             report,
             checkpoints,
             lambda: folder.best_model,
-            lambda: folder.traces,
+            traces=lambda: folder.traces,
             first=[wait],
             last=faults,
         )

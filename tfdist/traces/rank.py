@@ -24,6 +24,7 @@ _EAGER, _STARTED, _DONE, _IN_STEP = (
 # A function that tf.data calls: what it computes is none of the step's.
 _OF_DATA = "InstantiatedCapturedFunction::Run"
 _COMMUNICATION = re.compile(r"Horovod\w+|Collective\w+|Nccl\w+|_(Host)?(Send|Recv)")
+_SEND, _RECEIVE = re.compile("_(Host)?Send"), re.compile("_(Host)?Recv")
 _INPUT = re.compile(r"(MultiDevice)?IteratorGetNext\w*|OptionalGetValue")
 # They enclose what they call.
 _FUNCTIONS = re.compile(
@@ -116,7 +117,7 @@ def _notes(run: Path, rank: int) -> dict[str, Any]:
         notes = json.loads(path.read_text())
         is_known = (
             notes["rank"] == rank
-            and all(type(notes[name]) is int and notes[name] > 0 for name in ("ranks", "replicas"))
+            and all(type(notes[name]) is int and notes[name] > 0 for name in ("ranks", "devices"))
             and all(isinstance(notes[name], str) for name in ("strategy", "host"))
             and all(first <= last for first, last in notes["executions"])
             and all(isinstance(name, str) for name in notes["layers"])
@@ -186,6 +187,7 @@ class _Reading:
         }
         self._started: dict[tuple[int, str], list[tuple[float, str]]] = {}
         self._done: dict[tuple[int, str], list[float]] = {}
+        self._sent: dict[tuple[int | None, str], float] = {}
         self._of_data: set[int] = set()
         self._has_gpu = False
 
@@ -233,7 +235,11 @@ class _Reading:
         for event, number in zip(operations, which, strict=True):
             call = runs[number][1] if number >= 0 else None
             name = event.name.removesuffix(f":{event.kind}")
-            self._add(_class_of(event.kind), event, name, event.kind, call)
+            of = _class_of(event.kind)
+            if of == "compute":
+                self._add(of, event, name, event.kind, call)
+            elif _SEND.fullmatch(event.kind):
+                self._sent[call, name] = event.begun_ns
 
     def _add(self, of: str, event: xplane.Event, name: str, kind: str, call: int | None) -> None:
         self._found[of].append((event.begun_ns, event.ended_ns, name, kind, call))
@@ -243,7 +249,9 @@ class _Reading:
         for (call, name), started in self._started.items():
             done = sorted(self._done.get((call, name), []))
             for (at, kind), end in zip(sorted(started), done, strict=False):
-                if _COMMUNICATION.fullmatch(kind) or _INPUT.fullmatch(kind):
+                if _RECEIVE.fullmatch(kind):
+                    at = max(at, self._sent_at(call, name, end))
+                if _class_of(kind) != "compute":
                     self._found[_class_of(kind)].append((at, end, name, kind, call))
         made = {}
         for of, found in self._found.items():
@@ -256,6 +264,17 @@ class _Reading:
             times = np.array([each[:2] for each in kept]).reshape(-1, 2)
             made[of] = Operations([each[2] for each in kept], [each[3] for each in kept], times)
         return made
+
+    def _sent_at(self, call: int, name: str, end: float) -> float:
+        """Returns when a tensor was sent: whoever is to receive it asks for it at once, and waits.
+
+        TensorFlow names the sender "tensor/_7" and the receiver "tensor/_8". What another process
+        sends counts as nothing: when it did is not known here.
+        """
+        tensor, _, number = name.rpartition("/_")
+        if not number.isdecimal():
+            return end
+        return self._sent.get((call, f"{tensor}/_{int(number) - 1}"), end)
 
 
 def _is_wanted(name: str, kind: str) -> bool:

@@ -50,10 +50,10 @@ class Report:
                 "workers and parameter servers were not traced: the chief waits for them, which "
                 "counts as waiting for the host"
             )
-        elif len(self.traces) < first.notes["replicas"]:
+        elif first.notes["devices"] > 1:
             found.append(
-                "replicas of one process share its threads: what they wait for each other is not "
-                "known"
+                f"a process computes on {first.notes['devices']} devices here, and counts as "
+                "computing while any of them does: what they wait for each other is not known"
             )
         if len(self.traces) > 1 and self.meetings.uncertainty_ns is None:
             found.append(

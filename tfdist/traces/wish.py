@@ -48,7 +48,7 @@ def parsed(profile: str) -> Wish:
 
 
 def check_steps(wish: Wish, steps: int) -> None:
-    """Checks the steps that are asked for. Raises OptionError: an epoch of ``steps`` has them not."""
+    """Checks what is asked for. Raises OptionError: an epoch of so many steps has not those."""
     if wish.steps is not None and wish.steps[1] > steps:
         raise OptionError(
             f"profile must name steps of an epoch, which has {steps}",

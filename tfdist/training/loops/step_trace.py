@@ -28,7 +28,7 @@ class StepTrace(tf.keras.callbacks.Callback):
     Args:
         folder: returns where TensorBoard's page Profile looks, in ``plugins/profile``.
         steps: first and last, counted from 1.
-        about: strategy and the like, for the notes.
+        strategy: its name, for the notes.
         place: returns this process' rank among how many.
         writing: returns what encloses the writing of a file.
     """
@@ -37,14 +37,14 @@ class StepTrace(tf.keras.callbacks.Callback):
         self,
         folder: Callable[[], Path],
         steps: tuple[int, int],
-        about: dict[str, Any],
+        strategy: str,
         place: Callable[[], Topology],
         writing: Callable[[], contextlib.AbstractContextManager],
     ):
         super().__init__()
         self._folder = folder
         self._first, self._last = steps
-        self._about = about
+        self._strategy = strategy
         self._place = place
         self._writing = writing
         self._mark: Any = None
@@ -104,11 +104,14 @@ class StepTrace(tf.keras.callbacks.Callback):
             raise cannot_write(places.run_of(self._folder()), error) from error
 
     def _keep(self, temporary: Path) -> None:
-        place = self._place()
+        place, config = self._place(), tf.config
         (made,) = temporary.rglob("*.xplane.pb")
         run = temporary.parent
         notes = {
-            **self._about,
+            "strategy": self._strategy,
+            "devices": len(
+                config.list_logical_devices("GPU") or config.list_logical_devices("CPU")
+            ),
             "rank": place.rank,
             "ranks": place.world_size,
             "host": socket.gethostname(),
