@@ -23,6 +23,8 @@ _EAGER, _STARTED, _DONE, _IN_STEP = (
 )
 # A function that tf.data calls: what it computes is none of the step's.
 _OF_DATA = "InstantiatedCapturedFunction::Run"
+# A thread that waits for a batch of a step may go on with the step.
+_THREADS_OF_DATA = re.compile(r"tf_data_(?!iterator_get_next)")
 _COMMUNICATION = re.compile(r"Horovod\w+|Collective\w+|Nccl\w+|_(Host)?(Send|Recv)")
 _SEND, _RECEIVE = re.compile("_(Host)?Send"), re.compile("_(Host)?Recv")
 _INPUT = re.compile(r"(MultiDevice)?IteratorGetNext\w*|OptionalGetValue")
@@ -192,8 +194,8 @@ class _Reading:
         self._has_gpu = False
 
     def take_host(self, plane: xplane.Plane) -> None:
-        for _, events in plane.lines(_is_wanted):
-            self._take_thread(events)
+        for thread, events in plane.lines(_is_wanted):
+            self._take_thread(events, is_of_data=bool(_THREADS_OF_DATA.match(thread)))
 
     def take_gpu(self, plane: xplane.Plane) -> None:
         """Takes the kernels of a GPU; operations of the host then only start them."""
@@ -204,7 +206,7 @@ class _Reading:
                     kind = "communication" if "nccl" in event.name.lower() else "compute"
                     self._add(kind, event, event.name, "kernel", None)
 
-    def _take_thread(self, events: Iterator[xplane.Event]) -> None:
+    def _take_thread(self, events: Iterator[xplane.Event], *, is_of_data: bool) -> None:
         runs: list[tuple[float, int]] = []
         operations = []
         for event in events:
@@ -214,6 +216,8 @@ class _Reading:
                     self.marks.append((event.begun_ns, event.ended_ns))
             elif event.name == _IN_STEP:
                 runs.append((event.begun_ns, stats.get("id", 0)))
+                if is_of_data:  # Perhaps of a call that had begun before the trace did.
+                    self._of_data.add(stats.get("id", 0))
             elif event.name.startswith(_OF_DATA):
                 self._of_data.add(stats.get("id", 0))
             elif event.name == _EAGER:
