@@ -44,10 +44,14 @@ def command(run: str, compare: str | None, plot: str | None, perfetto: str | Non
     communication that is exposed; else as waiting, and for what.
     """
     from tfdist.records import charts
+    from tfdist.traces import gantt
+    from tfdist.traces import perfetto as perfetto_file
     from tfdist.traces.report import report
 
     if plot:
         charts.checked(plot)
+    if perfetto:
+        perfetto_file.check(perfetto)
     found = report(run)
     other = report(compare) if compare else None
     voice.result(trace=found.to_json(), **({"compared": other.to_json()} if other else {}))
@@ -56,14 +60,10 @@ def command(run: str, compare: str | None, plot: str | None, perfetto: str | Non
         _print(other)
         _print_change(found, other)
     if plot:
-        from tfdist.traces import gantt
-
         gantt.draw(found, Path(plot))
         stdout().print(f"plot     {plot}")
     if perfetto:
-        from tfdist.traces import perfetto as written
-
-        written.write(found, Path(perfetto))
+        perfetto_file.write(found, Path(perfetto))
         stdout().print(f"perfetto {perfetto}: open it at ui.perfetto.dev")
 
 

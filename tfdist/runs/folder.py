@@ -204,7 +204,10 @@ class RunFolder:
         return True
 
     def _is_ours_alone(self, names: set[str]) -> bool:
-        known = (n in (*FILES, CHECKPOINTS) or _is_unfinished(self.path / n) for n in names)
+        known = (
+            n in (*FILES, CHECKPOINTS, places.FOLDER) or _is_unfinished(self.path / n)
+            for n in names
+        )
         kept = self.path / CHECKPOINTS
         inside = [path.name for path in kept.iterdir()] if kept.is_dir() else []
         return self._has_settings() and all(known) and all(map(checkpoint_files.is_ours, inside))

@@ -13,11 +13,11 @@ from tfdist.traces.shares import PARTS, parts_of
 
 _EXECUTIONS = 2
 _COLORS = {
-    "compute": ("#3b6fb6", "compute"),
-    "exposed": ("#d9822b", "exposed communication"),
-    "for_rank": ("#c23b4a", "waits for another rank"),
-    "for_data": ("#8e6bbf", "waits for data"),
-    "for_host": ("#d5d8dc", "waits for the host"),
+    "compute": "#3b6fb6",
+    "exposed": "#d9822b",
+    "for_rank": "#c23b4a",
+    "for_data": "#8e6bbf",
+    "for_host": "#d5d8dc",
 }
 
 
@@ -45,8 +45,8 @@ def draw(report: Report, path: Path) -> None:
         for name in PARTS:
             times = (intervals.intersect(window, parts[name]) + shift - begun) / 1e6
             bars = np.stack([times[:, 0], times[:, 1] - times[:, 0]], axis=1)
-            color, label = _COLORS[name]
-            axes.broken_barh(bars, (row - 0.4, 0.8), color=color, label="" if row else label)
+            label = "" if row else PARTS[name]
+            axes.broken_barh(bars, (row - 0.4, 0.8), color=_COLORS[name], label=label)
         for at in (trace.executions[chosen][:, 0] + shift - begun) / 1e6:
             axes.plot([at, at], [row - 0.48, row + 0.48], color="black", linewidth=1)
     axes.set_yticks(range(len(report.traces)), [f"rank {trace.rank}" for trace in report.traces])

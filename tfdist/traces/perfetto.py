@@ -19,28 +19,23 @@ from tfdist.traces.rank import Operations, RankTrace
 from tfdist.traces.report import Report
 from tfdist.traces.shares import PARTS, parts_of
 
-_PART_NAMES = {
-    "compute": "compute",
-    "exposed": "exposed communication",
-    "for_rank": "waits for another rank",
-    "for_data": "waits for data",
-    "for_host": "waits for the host",
-}
+
+def check(path: str | os.PathLike) -> None:
+    """Raises OptionError: the folder is missing, or the name does not end in .json.gz."""
+    if not Path(path).name.endswith(".json.gz") or not Path(path).parent.is_dir():
+        raise OptionError(
+            "--perfetto must be a .json.gz file in a folder that exists",
+            received=os.fspath(path),
+            mend="Name such a file, and make its folder first",
+        )
 
 
 def write(report: Report, path: Path) -> None:
     """Writes the file, gzipped, whole or not at all; a rank is a process in it.
 
     Raises:
-        OptionError: the folder is missing, or the name does not end in .json.gz.
         WriteError: it cannot be written.
     """
-    if not path.name.endswith(".json.gz") or not path.parent.is_dir():
-        raise OptionError(
-            "--perfetto must be a .json.gz file in a folder that exists",
-            received=str(path),
-            mend="Name such a file, and make its folder first",
-        )
     partial = path.with_name(f".{path.name}.partial")
     try:
         with gzip.open(partial, "wt", encoding="utf-8") as file:
@@ -100,7 +95,7 @@ def _rows(report: Report, trace: RankTrace) -> Iterator[tuple[str, Operations]]:
     ]
     yield "steps", Operations(names, ["step"] * len(names), trace.executions)
     parts = parts_of(trace, report.meetings)
-    kinds = [_PART_NAMES[name] for name in PARTS for _ in parts[name]]
+    kinds = [PARTS[name] for name in PARTS for _ in parts[name]]
     times = np.concatenate([parts[name] for name in PARTS])
     yield "where the time goes", Operations(kinds, kinds, times)
     yield "compute", trace.compute

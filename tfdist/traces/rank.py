@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.buckets.urls import refuse_url
 from tfdist.traces import places, xplane
 
 _MARK, _MARK_STAT = "train", "tfdist_step"
@@ -87,7 +89,7 @@ class RankTrace:
         return float(self.executions[-1, 1])
 
 
-def read(folder: Path) -> list[RankTrace]:
+def read(folder: str | os.PathLike) -> list[RankTrace]:
     """Returns the traces of all ranks of a training.
 
     Args:
@@ -96,6 +98,8 @@ def read(folder: Path) -> list[RankTrace]:
     Raises:
         DataError: there is none, or a file of it is missing or damaged.
     """
+    refuse_url(folder, "a trace that is read")
+    folder = Path(folder)
     run = next(
         (
             run

@@ -98,7 +98,7 @@ def report(folder: str | os.PathLike) -> Report:
     Raises:
         DataError: it has no trace, or files of it are missing or damaged.
     """
-    traces = read(Path(folder))
+    traces = read(folder)
     meetings = alignment.met(traces)
     return Report(
         folder=Path(folder),

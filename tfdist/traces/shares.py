@@ -44,7 +44,13 @@ class Shares:
 
 
 #: In which order a moment is counted, and what each is called.
-PARTS = ("compute", "exposed", "for_rank", "for_data", "for_host")
+PARTS = {
+    "compute": "compute",
+    "exposed": "exposed communication",
+    "for_rank": "waits for another rank",
+    "for_data": "waits for data",
+    "for_host": "waits for the host",
+}
 
 
 def parts_of(trace: RankTrace, meetings: Meetings) -> dict[str, np.ndarray]:
