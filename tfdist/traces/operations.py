@@ -10,6 +10,8 @@ import numpy as np
 
 from tfdist.traces.rank import RankTrace
 
+# What called the function that an operation stands in.
+_CALLS = re.compile(r"^((Stateful)?PartitionedCall(_\d+)?/)+")
 # Keras 3 and nested models number a scope that comes a second time.
 _NUMBERED = re.compile(r"(.+)_\d+")
 
@@ -19,7 +21,7 @@ class Longest:
     """An operation of the steps.
 
     Attributes:
-        name: as TensorFlow calls it.
+        name: as TensorFlow calls it in its function.
         kind: such as "MatMul".
         layer: of the model, whose name is a part of that of the operation; None where none is.
         backward: whether it makes gradients.
@@ -47,7 +49,7 @@ def longest(traces: list[RankTrace], count: int = 5) -> list[Longest]:
     order = sorted(totals, key=lambda key: (-totals[key], key))[:count]
     return [
         Longest(
-            name=name,
+            name=_CALLS.sub("", name),
             kind=kind,
             layer=layer_of(name, layers),
             backward=name.startswith("gradient") or "/gradient" in name or "Grad" in kind,
