@@ -156,6 +156,5 @@ def _trace(
         traces,
         asked.steps,
         strategy.name,
-        lambda: strategy.topology,
         writing,
     )

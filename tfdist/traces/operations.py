@@ -43,8 +43,9 @@ def longest(traces: list[RankTrace], count: int = 5) -> list[Longest]:
         if not len(made.times):
             continue
         times = np.clip(made.times, trace.begun, trace.ended)
-        for name, kind, ns in zip(made.names, made.kinds, times[:, 1] - times[:, 0], strict=True):
-            totals[name, kind] += ns / trace.num_steps
+        lengths = ((times[:, 1] - times[:, 0]) / trace.num_steps).tolist()
+        for name, kind, ns in zip(made.names, made.kinds, lengths, strict=True):
+            totals[name, kind] += ns
     layers = {layer for trace in traces for layer in trace.notes["layers"]}
     order = sorted(totals, key=lambda key: (-totals[key], key))[:count]
     return [

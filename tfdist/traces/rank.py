@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import os
 import re
 from collections.abc import Iterator
@@ -214,6 +216,9 @@ class _Reading:
         runs: list[tuple[float, int]] = []
         operations = []
         for event in events:
+            if event.kind:
+                operations.append(event)
+                continue
             stats = event.stats
             if event.name == _MARK:
                 if _MARK_STAT in stats:
@@ -234,8 +239,6 @@ class _Reading:
             elif event.name == _DONE:
                 key = (stats["step_id"], stats["name"])
                 self._done.setdefault(key, []).append(event.begun_ns)
-            else:
-                operations.append(event)
         # An operation stands within what its thread does for a call of a function.
         runs.sort()
         begun = np.array([run[0] for run in runs])
@@ -265,7 +268,7 @@ class _Reading:
         for of, found in self._found.items():
             kept = [
                 each
-                for each in sorted(found, key=lambda each: each[:2])
+                for each in sorted(found, key=operator.itemgetter(0))
                 if each[1] > begun and each[0] < ended and each[4] not in self._of_data
                 if not (self._has_gpu and of == "compute" and each[3] != "kernel")
             ]
@@ -286,12 +289,14 @@ class _Reading:
 
 
 def _is_wanted(name: str, kind: str) -> bool:
+    """Whether events of a host are told apart; what has a kind is an operation."""
     if name.startswith(_OF_DATA) or name in (_MARK, _EAGER, _STARTED, _DONE, _IN_STEP):
         return True
     # What waits is known by its start and end.
     return bool(kind) and name.endswith(f":{kind}") and not _FUNCTIONS.fullmatch(kind)
 
 
+@functools.cache
 def _class_of(kind: str) -> str:
     if _COMMUNICATION.fullmatch(kind):
         return "communication"

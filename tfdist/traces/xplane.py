@@ -7,30 +7,29 @@ mapped, not read, and of a line of events so many bytes are decoded at once as `
 from __future__ import annotations
 
 import functools
+import itertools
 import mmap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfdist.errors import DataError
 
-_CHUNK = 4 << 20
+_CHUNK = 16 << 20
 _LENGTH_DELIMITED = 2
 _PLANES = 1  # Fields of XSpace,
 _NAME, _LINES, _EVENT_METADATA, _STAT_METADATA, _STATS = 2, 3, 4, 5, 6  # of XPlane,
 _EVENTS = 4  # and of XLine.
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """Something that took a while.
 
     Attributes:
         begun_ns, ended_ns: of the clock of its plane.
         name: such as "dense/MatMul:MatMul".
         kind: what TensorFlow shows in its place, such as "MatMul"; "" where it has nothing.
-        stats: what is said of it.
+        stats: what is said of it; of operations, which have a kind, nothing.
     """
 
     begun_ns: float
@@ -73,19 +72,22 @@ class Plane:
         """
         numbers = {number for number, names in self._events.items() if wanted(*names)}
         for line in self._lines:
-            head = [part for part in _fields(line, with_bytes=True) if part[0] != _EVENTS]
-            about = _parsed("Line", b"".join(bytes(whole) for _, whole, _ in head))
-            yield about.name, self._events_of(line, about.timestamp_ns, numbers)
+            # What it is called comes first, or in a line's only part.
+            parts = (_parsed("Line", part) for part in _chunks(line))
+            first = next(parts)
+            yield first.name, self._events_of(first, parts, numbers)
 
-    def _events_of(self, line: memoryview, begun_ns: int, numbers: set[int]) -> Iterator[Event]:
-        for chunk in _chunks(line):
-            for event in _parsed("Line", chunk).events:
+    def _events_of(self, first: Any, others: Iterator[Any], numbers: set[int]) -> Iterator[Event]:
+        begun_ns = first.timestamp_ns
+        for part in itertools.chain([first], others):
+            for event in part.events:
                 if event.metadata_id not in numbers:
                     continue
                 begun = begun_ns + event.offset_ps / 1000
                 name, kind = self._events[event.metadata_id]
+                stats = {} if kind else self._read_stats(event.stats)
                 ended = begun + event.duration_ps / 1000
-                yield Event(begun, ended, name, kind, self._read_stats(event.stats))
+                yield Event(begun, ended, name, kind, stats)
 
     def _read_stats(self, stats: Any) -> dict[str, Any]:
         found = {}
@@ -128,10 +130,14 @@ def _damaged(path: Path, found: str) -> DataError:
 
 
 def _chunks(line: memoryview) -> Iterator[bytes]:
-    """Yields the events of a line in parts that are lines themselves."""
-    parts: list[memoryview] = []
+    """Yields a line in parts that are lines themselves; the first one has its name and time."""
+    if len(line) <= _CHUNK:
+        yield bytes(line)
+        return
+    fields = list(_fields(line, with_bytes=True))
+    parts = [whole for number, whole, _ in fields if number != _EVENTS]
     size = 0
-    for number, whole, _ in _fields(line, with_bytes=True):
+    for number, whole, _ in fields:
         if number == _EVENTS:
             parts.append(whole)
             size += len(whole)

@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import topology
 from tfdist.errors import OptionError
 from tfdist.traces import wish
 from tfdist.traces.report import Report, report
@@ -51,7 +50,7 @@ def _traced(
         model = strategy.build(model_fn)
         x = np.ones((120, 8), np.float32)
         data = strategy.dataset((x, x[:, :3]), global_batch_size=4, **of_data)
-        trace = StepTrace(lambda: folder, steps, "single", topology.current, contextlib.nullcontext)
+        trace = StepTrace(lambda: folder, steps, "single", contextlib.nullcontext)
         model.fit(data, epochs=2, verbose=0, callbacks=[*more, trace])
     return report(folder)
 

@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import cannot_write
-from tfdist.topology import Topology
 from tfdist.traces import places
+from tfdist.training.engine.binding import binding_of
 
 
 class StepTrace(tf.keras.callbacks.Callback):
@@ -29,7 +29,6 @@ class StepTrace(tf.keras.callbacks.Callback):
         folder: returns where TensorBoard's page Profile looks, in ``plugins/profile``.
         steps: first and last, counted from 1.
         strategy: its name, for the notes.
-        place: returns this process' rank among how many.
         writing: returns what encloses the writing of a file.
     """
 
@@ -38,14 +37,12 @@ class StepTrace(tf.keras.callbacks.Callback):
         folder: Callable[[], Path],
         steps: tuple[int, int],
         strategy: str,
-        place: Callable[[], Topology],
         writing: Callable[[], contextlib.AbstractContextManager],
     ):
         super().__init__()
         self._folder = folder
         self._first, self._last = steps
         self._strategy = strategy
-        self._place = place
         self._writing = writing
         self._mark: Any = None
         self._begun = 0
@@ -104,7 +101,7 @@ class StepTrace(tf.keras.callbacks.Callback):
             raise cannot_write(places.run_of(self._folder()), error) from error
 
     def _keep(self, temporary: Path) -> None:
-        place, config = self._place(), tf.config
+        job, config = binding_of(self.model, "StepTrace").collective, tf.config
         (made,) = temporary.rglob("*.xplane.pb")
         run = temporary.parent
         notes = {
@@ -112,15 +109,15 @@ class StepTrace(tf.keras.callbacks.Callback):
             "devices": len(
                 config.list_logical_devices("GPU") or config.list_logical_devices("CPU")
             ),
-            "rank": place.rank,
-            "ranks": place.world_size,
+            "rank": job.process,
+            "ranks": job.num_processes,
             "host": socket.gethostname(),
             "executions": self._executions,
             "layers": sorted({layer.name for layer in _layers(self.model)}),
         }
         (temporary / "notes").write_text(json.dumps(notes) + "\n")
-        os.replace(made, places.events_of(run, place.rank))
-        os.replace(temporary / "notes", places.notes_of(run, place.rank))
+        os.replace(made, places.events_of(run, job.process))
+        os.replace(temporary / "notes", places.notes_of(run, job.process))
 
 
 def _layers(model: Any) -> list[Any]:
