@@ -43,9 +43,9 @@ def longest(traces: list[RankTrace], count: int = 5) -> list[Longest]:
         if not len(made.times):
             continue
         times = np.clip(made.times, trace.begun, trace.ended)
-        lengths = ((times[:, 1] - times[:, 0]) / trace.num_steps).tolist()
-        for name, kind, ns in zip(made.names, made.kinds, lengths, strict=True):
-            totals[name, kind] += ns
+        sums = np.bincount(made.which, times[:, 1] - times[:, 0]) / trace.num_steps
+        for label, ns in zip(made.labels, sums, strict=False):
+            totals[label] += float(ns)
     layers = {layer for trace in traces for layer in trace.notes["layers"]}
     order = sorted(totals, key=lambda key: (-totals[key], key))[:count]
     return [

@@ -75,11 +75,12 @@ def _events(report: Report) -> Iterator[dict[str, Any]]:
                 yield {"ph": "M", "name": "thread_name", **thread, "args": {"name": title}}
             starts = (made.times[:, 0] + shift - begun) / 1000
             lengths = (made.times[:, 1] - made.times[:, 0]) / 1000
-            for index, of in enumerate(made.names):
+            for index, number in enumerate(made.which):
+                of, kind = made.labels[number]
                 yield {
                     "ph": "X",
                     "name": of,
-                    "cat": made.kinds[index],
+                    "cat": kind,
                     "ts": round(float(starts[index]), 3),
                     "dur": round(float(lengths[index]), 3),
                     "pid": trace.rank,
@@ -89,15 +90,15 @@ def _events(report: Report) -> Iterator[dict[str, Any]]:
 
 
 def _rows(report: Report, trace: RankTrace) -> Iterator[tuple[str, Operations]]:
-    names = [
-        f"step {first}" if first == last else f"steps {first} to {last}"
+    labels = [
+        (f"step {first}" if first == last else f"steps {first} to {last}", "step")
         for first, last in trace.steps
     ]
-    yield "steps", Operations(names, ["step"] * len(names), trace.executions)
+    yield "steps", Operations(trace.executions, np.arange(len(labels)), labels)
     parts = parts_of(trace, report.meetings)
-    kinds = [PARTS[name] for name in PARTS for _ in parts[name]]
+    which = np.repeat(np.arange(len(PARTS)), [len(parts[name]) for name in PARTS])
     times = np.concatenate([parts[name] for name in PARTS])
-    yield "where the time goes", Operations(kinds, kinds, times)
+    yield "where the time goes", Operations(times, which, [(of, "") for of in PARTS.values()])
     yield "compute", trace.compute
     yield "communication", trace.communication
     yield "input", trace.inputs

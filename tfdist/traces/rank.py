@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-import operator
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +34,32 @@ _INPUT = re.compile(r"(MultiDevice)?IteratorGetNext\w*|OptionalGetValue")
 _FUNCTIONS = re.compile(
     r"(Stateful)?PartitionedCall|_?(Stateless)?(If|While|Case)|RemoteCall|SymbolicGradient"
 )
-_GPU, _STREAM = "/device:GPU:", "Stream #"
+_GPU, _STREAM, _KERNEL = "/device:GPU:", "Stream #", "kernel"
+# What runs outside of a function.
+_NO_CALL = 0
 
 
-@dataclass
+@dataclass(frozen=True)
 class Operations:
-    """Some operations of a rank, side by side.
+    """Some operations of a rank, by their begin.
 
     Attributes:
-        names: of each.
-        kinds: of each, such as "MatMul".
         times: float64 [n, 2], begin and end in ns of the rank's clock.
+        which: int64 [n], which of ``labels`` each has.
+        labels: names and kinds, such as ("dense/MatMul", "MatMul").
     """
 
-    names: list[str] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
-    times: np.ndarray = field(default_factory=lambda: np.empty((0, 2)))
+    times: np.ndarray
+    which: np.ndarray
+    labels: list[tuple[str, str]]
+
+    @property
+    def names(self) -> list[str]:
+        return [self.labels[number][0] for number in self.which]
+
+    @property
+    def kinds(self) -> list[str]:
+        return [self.labels[number][1] for number in self.which]
 
 
 @dataclass
@@ -188,37 +196,40 @@ class _Reading:
 
     def __init__(self) -> None:
         self.marks: list[tuple[float, float]] = []
-        self._found: dict[str, list[tuple[float, float, str, str, int | None]]] = {
+        # Of each class times, labels, and the call of a function that each belongs to.
+        self._found: dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {
             "compute": [],
             "communication": [],
             "inputs": [],
         }
+        self._labels: dict[tuple[str, str], int] = {}
         self._started: dict[tuple[int, str], list[tuple[float, str]]] = {}
         self._done: dict[tuple[int, str], list[float]] = {}
-        self._sent: dict[tuple[int | None, str], float] = {}
+        self._sent: dict[tuple[int, str], float] = {}
         self._of_data: set[int] = set()
         self._has_gpu = False
 
     def take_host(self, plane: xplane.Plane) -> None:
-        for thread, events in plane.lines(_is_wanted):
-            self._take_thread(events, is_of_data=bool(_THREADS_OF_DATA.match(thread)))
+        for line in plane.lines(_is_told, _is_operation):
+            self._take_thread(line, plane.names)
 
     def take_gpu(self, plane: xplane.Plane) -> None:
         """Takes the kernels of a GPU; operations of the host then only start them."""
         self._has_gpu = True
-        for line, events in plane.lines(lambda name, kind: True):
-            if line.startswith(_STREAM):
-                for event in events:
-                    kind = "communication" if "nccl" in event.name.lower() else "compute"
-                    self._add(kind, event, event.name, "kernel", None)
-
-    def _take_thread(self, events: Iterator[xplane.Event], *, is_of_data: bool) -> None:
-        runs: list[tuple[float, int]] = []
-        operations = []
-        for event in events:
-            if event.kind:
-                operations.append(event)
+        for line in plane.lines(lambda name: False, lambda name, kind: True):
+            if not line.name.startswith(_STREAM):
                 continue
+            names = {number: plane.names[number][0] for number in np.unique(line.numbers)}
+            is_nccl = [number for number, name in names.items() if "nccl" in name.lower()]
+            communicates = np.isin(line.numbers, is_nccl)
+            labels = {number: (name, _KERNEL) for number, name in names.items()}
+            for of, chosen in (("communication", communicates), ("compute", ~communicates)):
+                self._add(of, line.times[chosen], line.numbers[chosen], labels)
+
+    def _take_thread(self, line: xplane.Line, names: dict[int, tuple[str, str]]) -> None:
+        runs: list[tuple[float, int]] = []
+        is_of_data = bool(_THREADS_OF_DATA.match(line.name))
+        for event in line.told:
             stats = event.stats
             if event.name == _MARK:
                 if _MARK_STAT in stats:
@@ -232,28 +243,52 @@ class _Reading:
             elif event.name == _EAGER:
                 if not stats.get("is_func"):
                     kind = str(stats.get("eager_op", ""))
-                    self._add(_class_of(kind), event, kind, kind, None)
+                    self._add_one(event.begun_ns, event.ended_ns, kind, kind)
             elif event.name == _STARTED:
                 key = (stats["step_id"], stats["name"])
                 self._started.setdefault(key, []).append((event.begun_ns, stats["kernel_type"]))
-            elif event.name == _DONE:
+            else:
                 key = (stats["step_id"], stats["name"])
                 self._done.setdefault(key, []).append(event.begun_ns)
         # An operation stands within what its thread does for a call of a function.
         runs.sort()
-        begun = np.array([run[0] for run in runs])
-        which = np.searchsorted(begun, [each.begun_ns for each in operations], side="right") - 1
-        for event, number in zip(operations, which, strict=True):
-            call = runs[number][1] if number >= 0 else None
-            name = event.name.removesuffix(f":{event.kind}")
-            of = _class_of(event.kind)
-            if of == "compute":
-                self._add(of, event, name, event.kind, call)
-            elif _SEND.fullmatch(event.kind):
-                self._sent[call, name] = event.begun_ns
+        begun = np.array([-np.inf, *(run[0] for run in runs)])
+        calls = np.array([_NO_CALL, *(run[1] for run in runs)], np.int64)
+        of = calls[np.searchsorted(begun, line.times[:, 0], side="right") - 1]
+        labels = {
+            int(number): (name.removesuffix(f":{kind}"), kind)
+            for number in np.unique(line.numbers)
+            for name, kind in [names[int(number)]]
+        }
+        computing = [n for n, (_, kind) in labels.items() if _class_of(kind) == "compute"]
+        chosen = np.isin(line.numbers, computing)
+        self._add("compute", line.times[chosen], line.numbers[chosen], labels, of[chosen])
+        sending = [n for n, (_, kind) in labels.items() if _SEND.fullmatch(kind)]
+        for index in np.flatnonzero(np.isin(line.numbers, sending)):
+            name, _ = labels[int(line.numbers[index])]
+            self._sent[int(of[index]), name] = float(line.times[index, 0])
 
-    def _add(self, of: str, event: xplane.Event, name: str, kind: str, call: int | None) -> None:
-        self._found[of].append((event.begun_ns, event.ended_ns, name, kind, call))
+    def _add(
+        self,
+        of: str,
+        times: np.ndarray,
+        numbers: np.ndarray,
+        labels: dict[int, tuple[str, str]],
+        calls: np.ndarray | None = None,
+    ) -> None:
+        """Adds operations of a class; ``numbers`` tell the label of each."""
+        known, place = np.unique(numbers, return_inverse=True)
+        own = [self._labels.setdefault(labels[int(n)], len(self._labels)) for n in known]
+        if calls is None:
+            calls = np.full(len(times), _NO_CALL)
+        self._found[of].append((times, np.array(own, np.int64)[place], calls))
+
+    def _add_one(
+        self, begun: float, ended: float, name: str, kind: str, call: int | None = None
+    ) -> None:
+        of = None if call is None else np.array([call])
+        times = np.array([[begun, ended]])
+        self._add(_class_of(kind), times, np.zeros(1, int), {0: (name, kind)}, of)
 
     def results(self, begun: float, ended: float) -> dict[str, Operations]:
         """Returns what lies within the traced steps, whole or in part."""
@@ -263,17 +298,20 @@ class _Reading:
                 if _RECEIVE.fullmatch(kind):
                     at = max(at, self._sent_at(call, name, end))
                 if _class_of(kind) != "compute":
-                    self._found[_class_of(kind)].append((at, end, name, kind, call))
+                    self._add_one(at, end, name, kind, call)
+        labels = list(self._labels)
+        kernels = [number for number, (_, kind) in enumerate(labels) if kind == _KERNEL]
         made = {}
         for of, found in self._found.items():
-            kept = [
-                each
-                for each in sorted(found, key=operator.itemgetter(0))
-                if each[1] > begun and each[0] < ended and each[4] not in self._of_data
-                if not (self._has_gpu and of == "compute" and each[3] != "kernel")
-            ]
-            times = np.array([each[:2] for each in kept]).reshape(-1, 2)
-            made[of] = Operations([each[2] for each in kept], [each[3] for each in kept], times)
+            nothing = (np.empty((0, 2)), np.empty(0, np.int64), np.empty(0, np.int64))
+            times, which, calls = map(np.concatenate, zip(nothing, *found, strict=True))
+            kept = (times[:, 1] > begun) & (times[:, 0] < ended)
+            kept &= ~np.isin(calls, list(self._of_data))
+            if self._has_gpu and of == "compute":
+                kept &= np.isin(which, kernels)
+            times, which = times[kept], which[kept]
+            order = np.argsort(times[:, 0], kind="stable")
+            made[of] = Operations(times[order], which[order], labels)
         return made
 
     def _sent_at(self, call: int, name: str, end: float) -> float:
@@ -288,11 +326,11 @@ class _Reading:
         return self._sent.get((call, f"{tensor}/_{int(number) - 1}"), end)
 
 
-def _is_wanted(name: str, kind: str) -> bool:
-    """Whether events of a host are told apart; what has a kind is an operation."""
-    if name.startswith(_OF_DATA) or name in (_MARK, _EAGER, _STARTED, _DONE, _IN_STEP):
-        return True
-    # What waits is known by its start and end.
+def _is_told(name: str) -> bool:
+    return name.startswith(_OF_DATA) or name in (_MARK, _EAGER, _STARTED, _DONE, _IN_STEP)
+
+
+def _is_operation(name: str, kind: str) -> bool:
     return bool(kind) and name.endswith(f":{kind}") and not _FUNCTIONS.fullmatch(kind)
 
 
