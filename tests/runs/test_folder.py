@@ -14,6 +14,7 @@ import pytest
 from tfdist.errors import InUseError, OptionError, TfdistError, WriteError
 from tfdist.runs.files import read_config, read_history, write_json
 from tfdist.runs.folder import MARK, RunFolder
+from tfdist.traces import places
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -57,6 +58,9 @@ def train(path: Path, text: str, **options) -> None:
     """Trains to the end."""
     folder = RunFolder(path)
     with folder.taken(CONFIG | {"text": text}, **options):
+        trace = places.notes_of(places.run_of(folder.traces), 1 if text == "earlier" else 0)
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        trace.write_text(text)
         write_epoch(folder, text)
         folder.replace_earlier()
         for file in (folder.model, folder.metrics, folder.curves):
@@ -76,12 +80,15 @@ def test_a_training_replaces_an_earlier_one_and_nothing_else(run):
     (run / "checkpoints" / "best.h5").write_text("mine")
     (run / ".config.json-original").write_text("mine")
     (run / "logs").mkdir()
+    (run / "profile" / "mine").mkdir()
     train(run, "new", overwrite=True)
     found = contents(run)
     assert {name for name, content in found.items() if content == b"mine"} == {
         *("notes.txt", "checkpoints/best.h5", ".config.json-original")
     }
     assert found["logs"] is None
+    assert found["profile/mine"] is None
+    assert places.files_in(run) == ["profile/plugins/profile/tfdist/rank-0.json"]
     assert b"earlier" not in found.values()
     assert read_config(run / "config.json")["text"] == "new"
     assert found["checkpoints/ckpt-7.index"] == found["model.keras"] == b"new"

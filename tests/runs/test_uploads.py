@@ -22,6 +22,7 @@ from tfdist.export.models import open_model
 from tfdist.records.buckets import cache, mirror
 from tfdist.records.buckets.store import Store
 from tfdist.runs.uploads import uploading
+from tfdist.traces import places
 from tfdist.training.checkpoints import checkpoint_files
 
 pytestmark = pytest.mark.timeout(200)
@@ -106,11 +107,20 @@ def test_what_is_complete_goes_there_in_order_and_what_was_pruned_goes(s3_server
         for path in uploads.folder.glob("checkpoints/ckpt-1.*"):
             path.unlink()
         (uploads.folder / "model.keras").write_text("model")
+        trace = places.run_of(uploads.folder / places.FOLDER)
+        trace.mkdir(parents=True)
+        for name in ("rank-0.json", "rank-0.xplane.pb", "mine"):
+            (trace / name).write_text("trace")
     assert [name for name in put if "checkpoints" in name][-1] == "checkpoints/checkpoint"
     found = there()
     assert checkpoints(found) == NAMES_2
     assert b'"ckpt-2"' in found["checkpoints/checkpoint"]
     assert found["model.keras"] == b"model"
+    traced = [name for name, content in found.items() if content == b"trace"]
+    assert sorted(traced) == [
+        "profile/plugins/profile/tfdist/rank-0.json",
+        "profile/plugins/profile/tfdist/rank-0.xplane.pb",
+    ]
     assert not mark()["running"]
 
 

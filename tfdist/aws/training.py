@@ -19,6 +19,7 @@ from tfdist.errors import OptionError
 from tfdist.runs.settings import Settings
 from tfdist.strategies import names_of, spec_of
 from tfdist.training.engine import model_path
+from tfdist.traces import places, wish
 
 CHECKPOINT_DIR = "/opt/ml/checkpoints"
 TENSORBOARD_DIR = "/opt/ml/output/tensorboard"
@@ -155,7 +156,9 @@ def _in_container(setting: dataclasses.Field, value: Any) -> Any:
         return shipped(value)
     if how == "channel":
         return f"{_INPUT_DIR}/{value}"
-    return TENSORBOARD_DIR if how == "logs" else value
+    if how == "logs":
+        return str(dataclasses.replace(wish.parsed(value), folder=TENSORBOARD_DIR))
+    return value
 
 
 def check_hyperparameters(values: dict[str, Any]) -> None:
@@ -240,7 +243,8 @@ def request(
     if training.keeps_checkpoints:
         made["CheckpointConfig"] = {"S3Uri": checkpoints, "LocalPath": CHECKPOINT_DIR}
     if logs := [getattr(training, name) for name in _LOGS if getattr(training, name)]:
-        place = {"LocalPath": TENSORBOARD_DIR, "S3OutputPath": f"{config.root}/{logs[0]}"}
+        folder = wish.parsed(logs[0]).folder or places.FOLDER
+        place = {"LocalPath": TENSORBOARD_DIR, "S3OutputPath": f"{config.root}/{folder}"}
         made["TensorBoardOutputConfig"] = place
     made |= network(security)
     made["ResourceConfig"] |= volume_key(security)

@@ -36,6 +36,7 @@ _VERBS = {
     "plan": ("tfdist.cli.plan", "Show what a model needs on some devices, and what to take."),
     "train": ("tfdist.cli.train", "Train a Keras model on a strategy; starts its own processes."),
     "tune": ("tfdist.cli.tune", "Search for hyperparameters: many trainings, the best goes on."),
+    "trace": ("tfdist.cli.trace", "Show where the time of a step goes, on every rank."),
     "verify": ("tfdist.cli.verify", "Prove that a strategy gives one device's weights."),
     "bench": ("tfdist.cli.bench", "Measure strategies side by side, or sums alone."),
     "evaluate": ("tfdist.cli.evaluate", "Compare trained models on the same records."),

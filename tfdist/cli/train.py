@@ -35,6 +35,7 @@ Examples:
   tfdist train ... --early-stopping val_loss,patience=3 --save-best val_accuracy --epochs 100
   tfdist train ... --lr 0.01 --class-weight balanced --callbacks mine.py:callbacks
   tfdist train ... --limit-steps 2 --epochs 1
+  tfdist train ... --profile steps=10:20
   tfdist train ... --tensorboard logs/digits --mlflow http://localhost:5000 --wandb
   tfdist train ... --pad-to batch --bucket-by-length
   tfdist train ... --print-config > run.yaml

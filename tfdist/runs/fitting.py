@@ -123,6 +123,7 @@ class Fitting:
         checkpoints: Checkpoints | None,
         best_model: Callable[[], Path],
         *,
+        traces: Callable[[], Path] | None = None,
         first: Sequence[Any] = (),
         last: Sequence[Any] = (),
     ) -> Fitted:
@@ -132,6 +133,8 @@ class Fitting:
             rows: tells of the epochs, after the user's own callbacks.
             checkpoints: runs after what it is to remember.
             best_model: returns where the best model is written now.
+            traces: returns where a trace is written that was asked for without a folder; None: it
+                must name one.
             first: callbacks that run before all others.
             last: those that run after them.
         """
@@ -139,7 +142,12 @@ class Fitting:
 
         validation = self.held_out("validation")
         wished = requested_callbacks.callbacks(
-            self._config, self._strategy, self.feed.callback_steps, best_model, writing
+            self._config,
+            self._strategy,
+            self.feed.callback_steps,
+            best_model,
+            writing,
+            traces=traces,
         )
         callbacks = [*first, *wished.of_user, rows, *wished.watching]
         if checkpoints is not None:

@@ -28,6 +28,7 @@ from tfdist.errors import DataError, OptionError, cannot_write
 from tfdist.records.buckets.urls import refuse_url
 from tfdist.runs.files import read_config, write_json
 from tfdist.runs.settings import Settings
+from tfdist.traces import places
 from tfdist.training.checkpoints import checkpoint_files
 from tfdist.training.engine import model_path
 from tfdist.training.engine.folder_lock import FolderLock
@@ -53,8 +54,8 @@ class RunFolder:
     """One training's folder.
 
     Files: config.json, history.csv (a row per epoch), evaluations.csv where an evaluator stands
-    beside the training, metrics.json, curves.png, model.keras, best.keras where one is kept, and
-    checkpoints/. Each is written under a temporary name,
+    beside the training, metrics.json, curves.png, model.keras, best.keras where one is kept,
+    checkpoints/, and profile/ where steps were traced. Each is written under a temporary name,
     ".NAME-...", and renamed.
 
     Attributes:
@@ -106,6 +107,10 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.place / CHECKPOINTS
+
+    @property
+    def traces(self) -> Path:
+        return self.place / places.FOLDER
 
     # A training in it ---------------------------------------------------------------------------
 
@@ -206,7 +211,10 @@ class RunFolder:
         return True
 
     def _is_ours_alone(self, names: set[str]) -> bool:
-        known = (n in (*FILES, CHECKPOINTS) or _is_unfinished(self.path / n) for n in names)
+        known = (
+            n in (*FILES, CHECKPOINTS, places.FOLDER) or _is_unfinished(self.path / n)
+            for n in names
+        )
         kept = self.path / CHECKPOINTS
         inside = [path.name for path in kept.iterdir()] if kept.is_dir() else []
         return self._has_settings() and all(known) and all(map(checkpoint_files.is_ours, inside))
@@ -253,6 +261,7 @@ class RunFolder:
                 self._remove_staged()
         elif is_new and not has_checkpoints and not self.history.exists():
             checkpoint_files.remove_all(self.checkpoints)
+            places.remove_all(self.traces)
             self.config.unlink(missing_ok=True)
             (self.path / MARK).unlink(missing_ok=True)
 
@@ -308,6 +317,7 @@ class RunFolder:
                 for name in FILES:
                     (self.path / name).unlink(missing_ok=True)
                 checkpoint_files.remove_all(self.path / CHECKPOINTS)
+                places.remove_all(self.path / places.FOLDER)
                 os.rename(self.path / _NEXT, self.path / _LAST)
             if (self.path / _LAST).is_dir():
                 self._move_up()
@@ -322,6 +332,7 @@ class RunFolder:
             for path in kept.iterdir():
                 os.replace(path, self.path / CHECKPOINTS / path.name)
             kept.rmdir()
+        places.move_all(last / places.FOLDER, self.path / places.FOLDER)
         for path in last.iterdir():
             os.replace(path, self.path / path.name)
         last.rmdir()
@@ -337,7 +348,8 @@ class RunFolder:
                     received=self.path,
                     mend="Choose another folder",
                 )
-        for path in (self.path, *(self.path / name for name in (*FILES, CHECKPOINTS, _NEW))):
+        names = (*FILES, CHECKPOINTS, places.FOLDER, _NEW)
+        for path in (self.path, *(self.path / name for name in names)):
             is_as_written = path.is_file() if path.name in FILES else path.is_dir()
             if path.is_symlink() or (path.exists() and not is_as_written):
                 raise OptionError(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfdist.errors import OptionError
 from tfdist.launch.events import emit
+from tfdist.traces import wish
 from tfdist.training.checkpoints import init_weights
 from tfdist.training.engine import model_path
 
@@ -74,6 +77,8 @@ def callbacks(
     steps: int,
     best_model: Callable[[], Path],
     writing: Callable[[], contextlib.AbstractContextManager],
+    *,
+    traces: Callable[[], Path] | None,
 ) -> Callbacks:
     """Returns the callbacks that were asked for, on this rank.
 
@@ -81,16 +86,17 @@ def callbacks(
         steps: that callbacks are told of in an epoch.
         best_model: returns where the best model is written now.
         writing: returns what encloses the writing of a file.
+        traces: returns where a trace is written that was asked for without a folder; None: it must
+            name one.
 
     Raises:
-        TfdistError: the user's function returns something else.
+        TfdistError: the user's function returns something else, or steps cannot be traced.
     """
     import tensorflow as tf
 
     from tfdist.training.checkpoints.best_model import BestModel
-    from tfdist.training.loops.chief_only import called, on_chief
+    from tfdist.training.loops.chief_only import called
     from tfdist.training.loops.monitored_names import Watched
-    from tfdist.training.loops.profile import Profile
 
     made = Callbacks()
     if config.get("callbacks"):
@@ -101,7 +107,7 @@ def callbacks(
             tf.keras.callbacks.TensorBoard(config["tensorboard"], write_graph=False)
         )
     if config.get("profile"):
-        made.of_user.append(on_chief(Profile(config["profile"], steps)))
+        made.of_user.append(_trace(config, strategy, steps, writing, traces))
     stopping, best = config.get("early_stopping"), config.get("save_best")
     wishes = {"early_stopping": stopping, "save_best": best}
     monitors = {option: wish["monitor"] for option, wish in wishes.items() if wish}
@@ -120,3 +126,35 @@ def callbacks(
     if stopping:  # After the best model: it may put the best weights back.
         made.watching.append(tf.keras.callbacks.EarlyStopping(**stopping))
     return made
+
+
+def _trace(
+    config: dict[str, Any],
+    strategy: Any,
+    steps: int,
+    writing: Callable[[], contextlib.AbstractContextManager],
+    traces: Callable[[], Path] | None,
+) -> Any:
+    """Returns the callback that traces the steps which were asked for."""
+    from tfdist.training.loops.chief_only import on_chief
+    from tfdist.training.loops.profile import Profile
+    from tfdist.training.loops.step_trace import StepTrace
+
+    asked = wish.parsed(config["profile"])
+    if asked.steps is None:
+        return on_chief(Profile(asked.folder, steps))
+    wish.check_steps(asked, steps)
+    if asked.folder is not None:
+        traces = functools.partial(Path, asked.folder)
+    elif traces is None:
+        raise OptionError(
+            "profile must name a folder where a training has none of its own",
+            received=config["profile"],
+            mend=f"Write DIR,{asked}",
+        )
+    return StepTrace(
+        traces,
+        asked.steps,
+        strategy.name,
+        writing,
+    )

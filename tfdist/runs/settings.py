@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from tfdist.errors import OptionError, spelt
 from tfdist.runs import monitors
+from tfdist.traces import wish
 from tfdist.training.checkpoints import init_weights
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import check_seed, check_values, option, picked
@@ -165,8 +166,9 @@ class Settings(OfLearning, OfOutput, OfData):
     )
     profile: str | None = option(
         None,
-        "Write a trace of five steps of rank 0 there, for TensorBoard's page Profile.",
-        metavar="DIR",
+        "Write a trace of five steps of rank 0 there, for TensorBoard's page Profile; with steps, "
+        "of these on every rank, in --output if not in DIR, for tfdist trace.",
+        metavar="DIR|[DIR,]steps=A:B",
         in_job="logs",
     )
 
@@ -185,9 +187,10 @@ class Settings(OfLearning, OfOutput, OfData):
 
         check_seed(self.seed)
         check_values(self)
-        for name in ("tensorboard", "profile"):
-            if getattr(self, name) is not None:
-                _check_writable(name, getattr(self, name))
+        traced = self.profile and wish.parsed(self.profile).folder
+        for name, folder in (("tensorboard", self.tensorboard), ("profile", traced)):
+            if folder is not None:
+                _check_writable(name, folder)
         if self.init_weights is not None:
             init_weights.check(self.init_weights)
         padding = padding_of(self.pad_to, self.bucket_by_length)

@@ -166,7 +166,12 @@ def train(config: dict[str, Any]) -> None:
         checkpoints.enclose_writing(lambda: _keeping(folder, checkpoints, report, strategy))
         faults = _faults(config, strategy, checkpoints, fitting.feed.callback_steps)
         fitted = fitting.fit(
-            report, checkpoints, lambda: folder.best_model, first=[wait], last=faults
+            report,
+            checkpoints,
+            lambda: folder.best_model,
+            traces=lambda: folder.traces,
+            first=[wait],
+            last=faults,
         )
         if fitted.diverged is not None:
             if strategy.topology.is_chief:

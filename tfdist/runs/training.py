@@ -168,7 +168,8 @@ def train(
         mlflow: a tracking URI of MLflow; "" is the one that MLflow itself knows.
         wandb: a project of Weights & Biases; "" is "tfdist", or that of WANDB_PROJECT.
         metrics_file: a file that has the newest numbers in Prometheus' text format.
-        profile: a folder for a trace of some steps by TensorFlow's profiler, as TensorBoard shows.
+        profile: a folder for a trace of some steps by TensorFlow's profiler, as TensorBoard shows;
+            "steps=10:20" traces these, of the first epoch, on every rank, in ``output``.
         checkpoint_every: steps between checkpoints within epochs.
         keep: checkpoints to keep.
         stop_on_nan: end with an error after an epoch whose loss is no finite number.

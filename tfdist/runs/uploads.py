@@ -34,6 +34,7 @@ from tfdist.records.buckets import cache
 from tfdist.records.buckets.mirror import Mirror, finish
 from tfdist.records.buckets.store import MissingObjectError
 from tfdist.runs.folder import CHECKPOINTS, FILES, MARK
+from tfdist.traces import places
 from tfdist.training.checkpoints import checkpoint_files
 from tfdist.training.engine.failure_notices import ToldOnce
 from tfdist.training.engine.folder_lock import FolderLock
@@ -238,6 +239,8 @@ class Uploads:
             name.removeprefix(f"{CHECKPOINTS}/") for name in known if name.startswith(CHECKPOINTS)
         )
         wanted = [name for name in (FILES if stage else _TO_GO_ON) if name in known]
+        if stage:
+            wanted += filter(places.is_ours, known)
         wanted += [f"{CHECKPOINTS}/{part}" for parts in kept.values() for part in parts]
         self._mirror.fetch({name: known[name] for name in wanted}, below=start)
 
@@ -280,7 +283,8 @@ class Uploads:
             place = Path(name)
             kept = place / CHECKPOINTS
             kept.mkdir()
-            for file in FILES:
+            for file in (*FILES, *places.files_in(self.folder)):
+                (place / file).parent.mkdir(parents=True, exist_ok=True)
                 _link(self.folder / file, place / file)
             found = self.folder / CHECKPOINTS
             for path in list(found.iterdir()) if found.is_dir() else ():
@@ -346,7 +350,8 @@ def _machine(place: Path) -> str:
 
 def _is_ours(name: str) -> bool:
     folder, _, last = name.rpartition("/")
-    return name in FILES or (folder == CHECKPOINTS and checkpoint_files.is_ours(last))
+    is_kept = folder == CHECKPOINTS and checkpoint_files.is_ours(last)
+    return name in FILES or is_kept or places.is_ours(name)
 
 
 def _is_staged(name: str) -> bool:
@@ -358,7 +363,8 @@ def _in_order(place: Path) -> list[str]:
     """Returns what is in a snapshot: checkpoints, their list, and then the other files."""
     kept = checkpoint_files.whole(path.name for path in (place / CHECKPOINTS).iterdir())
     names = [f"{CHECKPOINTS}/{part}" for parts in kept.values() for part in parts]
-    return [name for name in (*names, _LIST, *FILES) if (place / name).is_file()]
+    names += [_LIST, *FILES, *places.files_in(place)]
+    return [name for name in names if (place / name).is_file()]
 
 
 def _link(path: Path, to: Path) -> None:

@@ -1,0 +1,117 @@
+"""Chosen steps, traced with marks of our own: their numbers, and what they waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.errors import OptionError
+from tfdist.traces import wish
+from tfdist.traces.report import Report, report
+from tfdist.training.loops.data_wait import DataWait
+from tfdist.training.loops.step_trace import StepTrace
+
+_PRODUCED_S = 0.02
+
+
+def _slow(x, y):
+    def slow(x):
+        time.sleep(_PRODUCED_S)
+        return x
+
+    return tf.ensure_shape(tf.numpy_function(slow, [x], tf.float32), x.shape), y
+
+
+def _traced(
+    folder: Path,
+    steps: tuple[int, int],
+    *,
+    per_execution: int = 1,
+    more: Any = (),
+    run_eagerly: bool = False,
+    **of_data: Any,
+) -> Report:
+    """Fits an epoch of 30 steps, and traces some."""
+    layers = tf.keras.layers
+
+    def model_fn():
+        model = tf.keras.Sequential([tf.keras.Input((8,)), layers.Dense(3, name="only")])
+        model.compile("sgd", "mse", steps_per_execution=per_execution, run_eagerly=run_eagerly)
+        return model
+
+    with tfdist.strategy("single") as strategy:
+        model = strategy.build(model_fn)
+        x = np.ones((120, 8), np.float32)
+        data = strategy.dataset((x, x[:, :3]), global_batch_size=4, **of_data)
+        trace = StepTrace(lambda: folder, steps, "single", contextlib.nullcontext)
+        model.fit(data, epochs=2, verbose=0, callbacks=[*more, trace])
+    return report(folder)
+
+
+def test_it_agrees_with_the_time_that_steps_waited(tmp_path):
+    waits = []
+    wait = DataWait()
+    take = tf.keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: waits.append(wait.take())
+    )
+    found = _traced(tmp_path, (6, 25), more=[wait, take], map_fn=_slow)
+    (share,) = found.shares
+    assert share.for_data == pytest.approx(1000 * waits[0], rel=0.3)
+    assert share.for_data > 0.5 * share.step
+
+
+def test_what_data_compute_is_none_of_the_steps(tmp_path):
+    def hard(x, y):
+        made = tf.random.stateless_normal((300, 300), [0, 0])
+        return x + 0 * tf.reduce_sum(tf.linalg.matmul(made, made)), y
+
+    found = _traced(tmp_path, (6, 9), map_fn=hard)
+    assert {each.layer for each in found.longest} & {"only"}
+    assert not any("stateless" in name.lower() for name in found.traces[0].compute.names)
+
+
+def test_an_execution_of_several_steps_counts_them(tmp_path):
+    found = _traced(tmp_path, (6, 14), per_execution=5)
+    (trace,) = found.traces
+    # Executions of steps 6 to 10 and 11 to 15: whole ones are traced.
+    assert trace.steps == [(6, 10), (11, 15)]
+    assert trace.num_steps == 10
+    assert found.shares[0].step == pytest.approx((trace.ended - trace.begun) / 1e7)
+
+
+def test_an_eager_step_has_operations_too(tmp_path):
+    found = _traced(tmp_path, (2, 3), run_eagerly=True)
+    assert found.traces[0].steps == [(2, 2), (3, 3)]
+    assert "MatMul" in found.traces[0].compute.kinds
+    assert found.shares[0].compute > 0
+
+
+def test_a_second_trace_takes_the_place_of_the_first(tmp_path):
+    _traced(tmp_path, (2, 3))
+    assert _traced(tmp_path, (4, 4)).traces[0].steps == [(4, 4)]
+    assert not list(tmp_path.rglob(".tracing-*"))
+
+
+@pytest.mark.parametrize("text", ["steps=0:3", "steps=5:4", "steps=5", "logs,steps=a:b"])
+def test_steps_that_cannot_be_are_refused(text):
+    with pytest.raises(OptionError, match="counted from 1"):
+        wish.parsed(text)
+
+
+def test_wishes_are_read_and_written():
+    for text, folder, steps in (
+        ("logs", "logs", None),
+        ("steps=2:6", None, (2, 6)),
+        ("s3://a,b,steps=10:20", "s3://a,b", (10, 20)),
+    ):
+        assert wish.parsed(text) == wish.Wish(folder, steps)
+        assert str(wish.parsed(text)) == text
+    with pytest.raises(OptionError, match="which has 5"):
+        wish.check_steps(wish.parsed("steps=2:6"), 5)

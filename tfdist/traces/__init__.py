@@ -1,0 +1,1 @@
+"""Where the time of a step goes: traces of all ranks, read, lined up, and told."""

@@ -1,0 +1,118 @@
+"""All ranks in one file for Perfetto and chrome://tracing, on one clock.
+
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import OptionError, cannot_write
+from tfdist.traces.rank import Operations, RankTrace
+from tfdist.traces.report import Report
+from tfdist.traces.shares import PARTS, parts_of
+
+
+def check(path: str | os.PathLike) -> None:
+    """Raises OptionError: the folder is missing, or the name does not end in .json.gz."""
+    if not Path(path).name.endswith(".json.gz") or not Path(path).parent.is_dir():
+        raise OptionError(
+            "--perfetto must be a .json.gz file in a folder that exists",
+            received=os.fspath(path),
+            mend="Name such a file, and make its folder first",
+        )
+
+
+def write(report: Report, path: Path) -> None:
+    """Writes the file, gzipped, whole or not at all; a rank is a process in it.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with gzip.open(partial, "wt", encoding="utf-8") as file:
+            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+            separator = ""
+            for event in _events(report):
+                file.write(separator + json.dumps(event))
+                separator = ",\n"
+            file.write("\n]}\n")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise cannot_write(path, error) from error
+
+
+def _events(report: Report) -> Iterator[dict[str, Any]]:
+    begun = min(
+        trace.begun + shift
+        for trace, shift in zip(report.traces, report.meetings.shifts, strict=True)
+    )
+    for trace, shift in zip(report.traces, report.meetings.shifts, strict=True):
+        process = {"pid": trace.rank}
+        name = f"rank {trace.rank} on {trace.notes['host']}"
+        yield {"ph": "M", "name": "process_name", **process, "args": {"name": name}}
+        yield {
+            "ph": "M",
+            "name": "process_sort_index",
+            **process,
+            "args": {"sort_index": trace.rank},
+        }
+        row = 0
+        for title, made in _rows(report, trace):
+            # Bars in one row must not overlap: what does goes to further rows.
+            lanes = _lanes(made.times)
+            for lane in range(int(lanes.max(initial=0)) + 1):
+                thread = {**process, "tid": row + lane}
+                yield {"ph": "M", "name": "thread_name", **thread, "args": {"name": title}}
+            starts = (made.times[:, 0] + shift - begun) / 1000
+            lengths = (made.times[:, 1] - made.times[:, 0]) / 1000
+            for index, number in enumerate(made.which):
+                of, kind = made.labels[number]
+                yield {
+                    "ph": "X",
+                    "name": of,
+                    "cat": kind,
+                    "ts": round(float(starts[index]), 3),
+                    "dur": round(float(lengths[index]), 3),
+                    "pid": trace.rank,
+                    "tid": row + int(lanes[index]),
+                }
+            row += int(lanes.max(initial=0)) + 1
+
+
+def _rows(report: Report, trace: RankTrace) -> Iterator[tuple[str, Operations]]:
+    labels = [
+        (f"step {first}" if first == last else f"steps {first} to {last}", "step")
+        for first, last in trace.steps
+    ]
+    yield "steps", Operations(trace.executions, np.arange(len(labels)), labels)
+    parts = parts_of(trace, report.meetings)
+    which = np.repeat(np.arange(len(PARTS)), [len(parts[name]) for name in PARTS])
+    times = np.concatenate([parts[name] for name in PARTS])
+    yield "where the time goes", Operations(times, which, [(of, "") for of in PARTS.values()])
+    yield "compute", trace.compute
+    yield "communication", trace.communication
+    yield "input", trace.inputs
+
+
+def _lanes(times: np.ndarray) -> np.ndarray:
+    """Returns for each interval the first row that is free when it begins."""
+    lanes = np.zeros(len(times), int)
+    free: list[float] = []
+    for index in np.argsort(times[:, 0], kind="stable"):
+        begun, ended = times[index]
+        lane = next((number for number, until in enumerate(free) if until <= begun), len(free))
+        if lane == len(free):
+            free.append(ended)
+        free[lane] = ended
+        lanes[index] = lane
+    return lanes

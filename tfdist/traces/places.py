@@ -1,0 +1,61 @@
+"""The files of a trace: where TensorBoard's page Profile looks for them, one host for each rank."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+#: Within the folder of a training.
+FOLDER = "profile"
+# TensorBoard shows each folder in plugins/profile as a run, and each file in it as a host.
+_RUN = "plugins/profile/tfdist"
+_NAME = re.compile(r"rank-\d{1,6}\.(?:xplane\.pb|json)", re.ASCII)
+
+
+def run_of(folder: str | os.PathLike) -> Path:
+    """Returns where the files of a trace lie that was asked for in ``folder``."""
+    return Path(folder, _RUN)
+
+
+def events_of(run: Path, rank: int) -> Path:
+    """Returns the file of what TensorFlow's profiler has seen on a rank."""
+    return run / f"rank-{rank}.xplane.pb"
+
+
+def notes_of(run: Path, rank: int) -> Path:
+    """Returns the file of what the rank itself says of its steps."""
+    return run / f"rank-{rank}.json"
+
+
+def files_in(training: Path) -> list[str]:
+    """Returns the files of the trace in the folder of a training, relative to it."""
+    run = run_of(training / FOLDER)
+    found = sorted(run.iterdir()) if run.is_dir() else []
+    return [str(path.relative_to(training)) for path in found if _NAME.fullmatch(path.name)]
+
+
+def is_ours(name: str) -> bool:
+    """Whether a name relative to the folder of a training is that of a file of its trace."""
+    place, _, last = name.rpartition("/")
+    return place == f"{FOLDER}/{_RUN}" and bool(_NAME.fullmatch(last))
+
+
+def remove_all(folder: Path) -> None:
+    """Removes the trace in ``folder``, and the folders that nothing else is in."""
+    run = run_of(folder)
+    for path in list(run.iterdir()) if run.is_dir() else ():
+        if _NAME.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+    for place in (run, run.parent, run.parent.parent, folder):
+        if place.is_dir() and not any(place.iterdir()):
+            place.rmdir()
+
+
+def move_all(folder: Path, to: Path) -> None:
+    """Moves the trace in ``folder`` to another folder, where none is."""
+    run = run_of(folder)
+    for path in list(run.iterdir()) if run.is_dir() else ():
+        run_of(to).mkdir(parents=True, exist_ok=True)
+        path.replace(run_of(to) / path.name)
+    remove_all(folder)

@@ -1,0 +1,128 @@
+"""A trace of chosen steps on this rank, with marks of its own around each execution."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import cannot_write
+from tfdist.traces import places
+from tfdist.training.engine.binding import binding_of
+
+
+class StepTrace(tf.keras.callbacks.Callback):
+    """Among the callbacks of every rank: traces steps of the first epoch of a fit.
+
+    Keras marks the steps of its own loop alone, and an execution of several as one: so each
+    execution is marked here, and how many steps it had is noted beside the trace. The profiler
+    starts one execution earlier, where there is one: ranks do not start it at the same time.
+
+    Args:
+        folder: returns where TensorBoard's page Profile looks, in ``plugins/profile``.
+        steps: first and last, counted from 1.
+        strategy: its name, for the notes.
+        writing: returns what encloses the writing of a file.
+    """
+
+    def __init__(
+        self,
+        folder: Callable[[], Path],
+        steps: tuple[int, int],
+        strategy: str,
+        writing: Callable[[], contextlib.AbstractContextManager],
+    ):
+        super().__init__()
+        self._folder = folder
+        self._first, self._last = steps
+        self._strategy = strategy
+        self._writing = writing
+        self._mark: Any = None
+        self._begun = 0
+        self._executions: list[tuple[int, int]] = []
+        self._temporary: tempfile.TemporaryDirectory | None = None
+        self._next = 1
+        self._is_over = False
+
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        if self._is_over:
+            return
+        step = batch + 1
+        # How many steps the coming execution has is known by the one before it.
+        if self._temporary is None and 2 * step - self._next >= self._first - 1:
+            self._start()
+        if self._temporary is not None and step >= self._first:
+            self._begun = step
+            self._mark = tf.profiler.experimental.Trace(
+                "train", step_num=batch, tfdist_step=step, _r=1
+            )
+            self._mark.__enter__()
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        self._next = batch + 2
+        if self._mark is not None:
+            self._mark.__exit__(None, None, None)
+            self._mark = None
+            self._executions.append((self._begun, batch + 1))
+        if batch + 1 >= self._last:
+            self._stop()
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        self._stop()
+
+    def on_train_end(self, logs: dict | None = None) -> None:
+        self._stop()
+
+    def _start(self) -> None:
+        run = places.run_of(self._folder())
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+            self._temporary = tempfile.TemporaryDirectory(dir=run, prefix=".tracing-")
+        except OSError as error:
+            raise cannot_write(run, error) from error
+        tf.profiler.experimental.start(self._temporary.name)
+
+    def _stop(self) -> None:
+        if self._temporary is None or self._is_over:
+            return
+        self._is_over = True
+        try:
+            with self._writing(), self._temporary as temporary:
+                tf.profiler.experimental.stop()
+                self._keep(Path(temporary))
+        except (OSError, tf.errors.OpError) as error:
+            raise cannot_write(places.run_of(self._folder()), error) from error
+
+    def _keep(self, temporary: Path) -> None:
+        job, config = binding_of(self.model, "StepTrace").collective, tf.config
+        (made,) = temporary.rglob("*.xplane.pb")
+        run = temporary.parent
+        notes = {
+            "strategy": self._strategy,
+            "devices": len(
+                config.list_logical_devices("GPU") or config.list_logical_devices("CPU")
+            ),
+            "rank": job.process,
+            "ranks": job.num_processes,
+            "host": socket.gethostname(),
+            "executions": self._executions,
+            "layers": sorted({layer.name for layer in _layers(self.model)}),
+        }
+        (temporary / "notes").write_text(json.dumps(notes) + "\n")
+        os.replace(made, places.events_of(run, job.process))
+        os.replace(temporary / "notes", places.notes_of(run, job.process))
+
+
+def _layers(model: Any) -> list[Any]:
+    """Returns the layers of a model and of models within it."""
+    found = []
+    for layer in getattr(model, "layers", []):
+        found += [layer, *_layers(layer)]
+    return found
