@@ -18,8 +18,8 @@ from tfdist.compat.keras import imported_by
 from tfdist.errors import OptionError
 from tfdist.runs.settings import Settings
 from tfdist.strategies import names_of, spec_of
-from tfdist.training.engine import model_path
 from tfdist.traces import places, wish
+from tfdist.training.engine import model_path
 
 CHECKPOINT_DIR = "/opt/ml/checkpoints"
 TENSORBOARD_DIR = "/opt/ml/output/tensorboard"
