@@ -25,6 +25,8 @@ class Plan:
         advice: which of them to take (``advice.row``), and why (``advice.reason``).
         scaling: replicas on 1 to 1024 devices; None where the model is refused on one device.
         sources: where each kind of number comes from: measured, the device file, or a default.
+        found_batch: rows of the largest global batch of ``advice.row`` that was tried and fits;
+            None where none was tried.
     """
 
     cluster: Cluster
@@ -33,6 +35,7 @@ class Plan:
     advice: Advice
     scaling: Scaling | None
     sources: tuple[str, ...]
+    found_batch: int | None = None
 
     def __str__(self) -> str:
         return self.advice.reason
@@ -52,6 +55,7 @@ class Plan:
             },
             "scaling": [vars(point) for point in scaling.points] if scaling else [],
             "last_that_pays": scaling and scaling.last_that_pays,
+            "found_batch": self.found_batch,
             "sources": list(self.sources),
         }
 
