@@ -10,10 +10,10 @@ from typing import Any
 from tfdist.compat import check_versions, follow_program
 from tfdist.errors import TfdistError
 from tfdist.launch.jobs import of_several
-from tfdist.planning.candidates import candidates
-from tfdist.planning.devices import CPU, Cluster, DeviceTable
+from tfdist.planning.candidates import Candidate, candidates
+from tfdist.planning.devices import DeviceTable
 from tfdist.planning.needs import Needs
-from tfdist.planning.plan import Row, Speed
+from tfdist.planning.plan import Speed
 from tfdist.planning.report import Plan, make_plan
 from tfdist.runs import short_runs
 from tfdist.runs.training import find_splits
@@ -92,13 +92,12 @@ def plan(
     )
     if not find_batch or made.advice.row is None:
         return made
-    return replace(made, found_batch=_largest_batch(named, made.advice.row, cluster))
+    return replace(made, found_batch=_largest_batch(named, made.advice.row.candidate))
 
 
-def _largest_batch(model: str, row: Row, cluster: Cluster) -> int:
+def _largest_batch(model: str, candidate: Candidate) -> int:
     from tfdist.runs.largest_batch import find_batch
 
-    candidate = row.candidate
     name, options = candidate.strategy, dict(candidate.options)
     if name == "mirrored":
         options["devices"] = candidate.devices
@@ -108,7 +107,6 @@ def _largest_batch(model: str, row: Row, cluster: Cluster) -> int:
         name,
         options,
         workers=candidate.replicas if has_ranks else None,
-        room=int(row.room) if cluster.device.name == CPU else None,
     )
 
 
