@@ -165,7 +165,7 @@ def _print(made: Plan, costs: Costs) -> None:
     console.print(_rows_table(made))
     console.print(f"take    {made.advice.reason}", soft_wrap=True)
     if made.found_batch is not None:
-        console.print(f"tried   {made.found_batch:,} rows a step are the most that fits")
+        console.print(f"tried   {made.found_batch:,} rows a step fit, the most that was tried")
     for row in made.rows:
         if row.refusal is not None:
             console.print(f"refused {row.name}: {row.refusal}", soft_wrap=True)

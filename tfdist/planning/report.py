@@ -8,7 +8,7 @@ from typing import Any
 
 from tfdist.planning.advice import Advice, advise
 from tfdist.planning.candidates import Candidate
-from tfdist.planning.devices import Cluster
+from tfdist.planning.devices import CPU, Cluster
 from tfdist.planning.needs import Needs
 from tfdist.planning.plan import Row, Speed, make_rows
 from tfdist.planning.scaling import Scaling, scale
@@ -94,9 +94,10 @@ def make_plan(
 
 def _sources(cluster: Cluster, speed: Speed, measured: str | None) -> list[str]:
     device, overlap = cluster.device, speed.overlap
+    of_memory = "measured here" if device.name == CPU else "device file"
     lines = [
         "bytes and operations: the traced step of each row",
-        f"memory: device file, {cluster.usable_memory:.0%} of {device.memory / 2**30:.3g} GiB; "
+        f"memory: {of_memory}, {cluster.usable_memory:.0%} of {device.memory / 2**30:.3g} GiB; "
         f"the rest is a default for what engines keep ({device.source})",
     ]
     if measured is None:
@@ -109,8 +110,8 @@ def _sources(cluster: Cluster, speed: Speed, measured: str | None) -> list[str]:
         ]
     else:
         lines += [
-            f"computing: measured, {measured}: {speed.share_of_peak or 0:.1%} of what the device "
-            "file says",
+            f"computing: measured, {measured}: {speed.share_of_peak or 0:.3g} of what the "
+            "device file says",
             f"at the same time: measured, g = {overlap.exponent:.3g} of T = (Tc^g + Tm^g)^(1/g)"
             + f", messages {overlap.slower:.3g} times what the link says" * (overlap.slower > 1),
         ]
