@@ -10,7 +10,7 @@ import pytest
 import tfdist as package
 from tfdist.errors import ModelError, OptionError
 from tfdist.planning.needs import Needs
-from tfdist.runs import planning
+from tfdist.runs import planning, short_runs
 
 
 def _needs_of(model, asked, *, rows, on_event):
@@ -98,12 +98,12 @@ def test_a_chart(plan, tmp_path):
         (["--devices", "h100:8", "--plot", "plan.svg"], "must be written to a .png file"),
         (["--devices", "h100:8", "--region", "mars"], "the region of the carbon table must be"),
         (["--devices", "h100:8", "--device-file", "no.yaml"], "no.yaml must be readable"),
-        (["--devices", "h100:8", "--profile", "data"], "no GPU here"),
+        (["--devices", "h100:8", "--profile", "data"], "--profile must run on a machine with"),
+        (["--devices", "cpu:2x2", "--find-batch"], "--find-batch must run on a machine with"),
     ],
 )
-def test_a_mistake_is_one_line(plan, options, message):
-    if Path("/dev/nvidiactl").exists() and "--profile" in options:
-        pytest.skip("GPUs are here")
+def test_a_mistake_is_one_line(plan, options, message, monkeypatch):
+    monkeypatch.setattr(short_runs, "_DRIVER", Path("no driver"))
     code, out, err = plan(*options)
     assert code == 2
     assert out == ""
@@ -158,13 +158,13 @@ def test_in_python(model_file, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1000)
 def test_a_traced_model_on_measured_processes(run_cli, shards, model_file):
     pytest.importorskip("tfdist.runs.needs")
     done = run_cli(
         *("plan", "--model", f"{model_file}:mlp", "--devices", "cpu:2", "--profile", shards),
-        *("--global-batch-size", 32, "--json"),
-        timeout_s=580,
+        *("--global-batch-size", 32, "--find-batch", "--json"),
+        timeout_s=900,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])["plan"]
@@ -173,3 +173,4 @@ def test_a_traced_model_on_measured_processes(run_cli, shards, model_file):
     # 8 x 16 and 16 x 3 weights and 19 of biases, once for gradients and once for momentum.
     assert single["peak_bytes"] > 3 * 4 * (8 * 16 + 16 * 3 + 19)
     assert single["speed_up"] == 1
+    assert told["found_batch"] >= 32

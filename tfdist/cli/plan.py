@@ -60,6 +60,12 @@ Examples:
     "default: how fast a device computes, and what it does at the same time.",
 )
 @click.option(
+    "--find-batch",
+    is_flag=True,
+    help="Try the largest batch of what is recommended, on the devices here: each try is a short "
+    "training in processes that may die.",
+)
+@click.option(
     "--usd-per-hour",
     type=click.FloatRange(min=0, min_open=True),
     metavar="USD",
@@ -80,6 +86,7 @@ def command(
     global_batch_size: int,
     device_file: Path | None,
     profile: str | None,
+    find_batch: bool,
     usd_per_hour: float | None,
     region: str,
     plot: str | None,
@@ -129,6 +136,7 @@ def command(
             global_batch_size=global_batch_size,
             device_file=device_file,
             profile=profile,
+            find_batch=find_batch,
             on_event=take,
         )
     told = made.to_json()
@@ -156,6 +164,8 @@ def _print(made: Plan, costs: Costs) -> None:
     console = stdout()
     console.print(_rows_table(made))
     console.print(f"take    {made.advice.reason}", soft_wrap=True)
+    if made.found_batch is not None:
+        console.print(f"tried   {made.found_batch:,} rows a step fit, the most that was tried")
     for row in made.rows:
         if row.refusal is not None:
             console.print(f"refused {row.name}: {row.refusal}", soft_wrap=True)

@@ -38,23 +38,22 @@ def advise(rows: Sequence[Row], batch: int) -> Advice:
     fitting = [row for row in exact if row.fits]
     if not fitting:
         return Advice(None, _nothing_fits(exact, batch))
-    fastest = max(row.speed_up or 1 / row.step_s for row in fitting)
-    chosen = next(row for row in fitting if (row.speed_up or 1 / row.step_s) >= _NEARLY * fastest)
-    return Advice(chosen, _reason(chosen, known))
+    fastest = min(row.step_s for row in fitting)
+    chosen = next(row for row in fitting if _NEARLY * row.step_s <= fastest)
+    return Advice(chosen, _reason(chosen, known[0], fitting))
 
 
-def _reason(chosen: Row, known: Sequence[Row]) -> str:
-    one = next((row for row in known if row.candidate.devices == 1), None)
+def _reason(chosen: Row, one: Row, fitting: Sequence[Row]) -> str:
     name = chosen.name
-    if one is not None and not one.fits:
+    if one.candidate.devices == 1 and not one.fits:
         return (
             f"{name}: a step does not fit on one device as it is ({gigabytes(one.peak)} of "
             f"{gigabytes(one.room)}), and of what fits this is the fastest."
         )
     if chosen.candidate.devices == 1:
-        others = [row for row in known if row.candidate.devices > 1]
+        others = [row for row in fitting if row.candidate.devices > 1]
         if not others:
-            return f"{name}: a step fits on one device, and nothing takes more."
+            return f"{name}: a step fits on one device, and no other row has more that fits."
         best = max(others, key=lambda row: row.speed_up)
         return (
             f"{name}: no more devices are 5 % faster; at best they are {best.speed_up:.2f} times "

@@ -127,7 +127,6 @@ class DeviceTable:
     instances: Mapping[str, Mapping[str, Any]]
     share_of_peak: float
     usable_memory: float
-    date: str
 
     @classmethod
     def load(cls, added: str | os.PathLike | None = None) -> DeviceTable:
@@ -140,7 +139,7 @@ class DeviceTable:
         more = {} if added is None else _read(Path(added))
         rows = {part: {**own[part], **more.get(part, {})} for part in _FIELDS}
         shares = {name: float(more.get(name, own[name])) for name in _SHARES}
-        return cls(**rows, **shares, date=str(own["date"]))
+        return cls(**rows, **shares)
 
     def cluster(self, text: str) -> Cluster:
         """Returns what "h100:8", "a10g:4x2" or "p4d.24xlarge:2" means.

@@ -76,10 +76,12 @@ class Row:
 
     @property
     def fits(self) -> bool:
+        """Whether the device that holds most has room for a step."""
         return self.needs is not None and self.peak <= self.room
 
     @property
     def name(self) -> str:
+        """The strategy, and its options as the shell has them."""
         return f"{self.candidate.strategy} {self.candidate.describe()}".strip()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfdist.planning.advice import Advice, advise
 from tfdist.planning.candidates import Candidate
-from tfdist.planning.devices import Cluster
+from tfdist.planning.devices import CPU, Cluster
 from tfdist.planning.needs import Needs
 from tfdist.planning.plan import Row, Speed, make_rows
 from tfdist.planning.scaling import Scaling, scale
@@ -25,6 +25,8 @@ class Plan:
         advice: which of them to take (``advice.row``), and why (``advice.reason``).
         scaling: replicas on 1 to 1024 devices; None where the model is refused on one device.
         sources: where each kind of number comes from: measured, the device file, or a default.
+        found_batch: rows of the largest global batch of ``advice.row`` that was tried and fits;
+            None where none was tried.
     """
 
     cluster: Cluster
@@ -33,6 +35,7 @@ class Plan:
     advice: Advice
     scaling: Scaling | None
     sources: tuple[str, ...]
+    found_batch: int | None = None
 
     def __str__(self) -> str:
         return self.advice.reason
@@ -52,6 +55,7 @@ class Plan:
             },
             "scaling": [vars(point) for point in scaling.points] if scaling else [],
             "last_that_pays": scaling and scaling.last_that_pays,
+            "found_batch": self.found_batch,
             "sources": list(self.sources),
         }
 
@@ -90,9 +94,10 @@ def make_plan(
 
 def _sources(cluster: Cluster, speed: Speed, measured: str | None) -> list[str]:
     device, overlap = cluster.device, speed.overlap
+    of_memory = "measured here" if device.name == CPU else "device file"
     lines = [
         "bytes and operations: the traced step of each row",
-        f"memory: device file, {cluster.usable_memory:.0%} of {device.memory / 2**30:.3g} GiB; "
+        f"memory: {of_memory}, {cluster.usable_memory:.0%} of {device.memory / 2**30:.3g} GiB; "
         f"the rest is a default for what engines keep ({device.source})",
     ]
     if measured is None:
@@ -105,8 +110,8 @@ def _sources(cluster: Cluster, speed: Speed, measured: str | None) -> list[str]:
         ]
     else:
         lines += [
-            f"computing: measured, {measured}: {speed.share_of_peak or 0:.1%} of what the device "
-            "file says",
+            f"computing: measured, {measured}: {speed.share_of_peak or 0:.3g} of what the "
+            "device file says",
             f"at the same time: measured, g = {overlap.exponent:.3g} of T = (Tc^g + Tm^g)^(1/g)"
             + f", messages {overlap.slower:.3g} times what the link says" * (overlap.slower > 1),
         ]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tfdist.compat import check_versions, follow_program
 from tfdist.errors import TfdistError
 from tfdist.launch.jobs import of_several
-from tfdist.planning.candidates import candidates
+from tfdist.planning.candidates import Candidate, candidates
 from tfdist.planning.devices import DeviceTable
 from tfdist.planning.needs import Needs
 from tfdist.planning.plan import Speed
 from tfdist.planning.report import Plan, make_plan
 from tfdist.runs import short_runs
+from tfdist.runs.training import find_splits
+from tfdist.strategies import spec_of
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import check_count
 
@@ -28,6 +31,7 @@ def plan(
     global_batch_size: int = 128,
     device_file: str | os.PathLike | None = None,
     profile: str | os.PathLike | None = None,
+    find_batch: bool = False,
     on_event: OnEvent = lambda rank, event: None,
 ) -> Plan:
     """Returns what a model needs on some devices, and which strategy to take, without training it.
@@ -42,10 +46,12 @@ def plan(
         profile: shards as ``tfdist.train`` takes them: two short trainings here, on one and on two
             processes, measure how fast a device computes and what it does at the same time. None:
             both are defaults.
+        find_batch: whether to try the largest batch of the row that is recommended, on the devices
+            here: ``found_batch``. Each try is a short training in processes that may die.
         on_event: is told what the processes say.
 
     Returns:
-        The plan: ``rows``, ``advice``, ``scaling``, ``sources``.
+        The plan: ``rows``, ``advice``, ``scaling``, ``sources``, ``found_batch``.
 
     Raises:
         TfdistError: a mistake of the user's.
@@ -56,7 +62,12 @@ def plan(
     cluster = DeviceTable.load(device_file).cluster(devices)
     follow_program(os.environ, named.rpartition(":")[0])
     check_versions()
-    train = None if profile is None else short_runs.records_for(cluster, os.fspath(profile))
+    train = None
+    if profile is not None:
+        short_runs.check_is_here(cluster, "profile")
+        train = find_splits(os.fspath(profile))["train"]
+    if find_batch:
+        short_runs.check_is_here(cluster, "find_batch")
     several = of_several()
     asked = candidates(cluster, global_batch_size, several=several)
     found = _needs_of(
@@ -70,7 +81,7 @@ def plan(
         speed, measured = short_runs.measure(
             named, train, found[0], cluster, global_batch_size, several
         )
-    return make_plan(
+    made = make_plan(
         asked,
         found,
         cluster,
@@ -78,6 +89,24 @@ def plan(
         speed=speed,
         several=several,
         measured=measured,
+    )
+    if not find_batch or made.advice.row is None:
+        return made
+    return replace(made, found_batch=_largest_batch(named, made.advice.row.candidate))
+
+
+def _largest_batch(model: str, candidate: Candidate) -> int:
+    from tfdist.runs.largest_batch import find_batch
+
+    name, options = candidate.strategy, dict(candidate.options)
+    if name == "mirrored":
+        options["devices"] = candidate.devices
+    has_ranks = bool(spec_of(name, options).launchers)
+    return find_batch(
+        model,
+        name,
+        options,
+        workers=candidate.replicas if has_ranks else None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from tfdist.errors import OptionError
+from tfdist.errors import OptionError, spelt
 from tfdist.launch.jobs import Where
 from tfdist.planning import messages
 from tfdist.planning.devices import CPU, Cluster
@@ -14,29 +14,22 @@ from tfdist.planning.plan import Speed
 from tfdist.planning.step_time import fit_overlap
 from tfdist.runs.progress import Silent
 from tfdist.runs.settings import Settings, Start
-from tfdist.runs.training import carry_out, find_splits, training_config
+from tfdist.runs.training import carry_out, training_config
 
 # The first epoch traces; of the others the median counts.
 _EPOCHS, _STEPS = 4, 12
 _DRIVER = Path("/dev/nvidiactl")
 
 
-def records_for(cluster: Cluster, data: str) -> str:
-    """Returns the records that the trainings take.
-
-    Args:
-        data: shards, as ``tfdist.train`` takes them.
-
-    Raises:
-        TfdistError: no such data, or the devices are not here.
-    """
-    if cluster.device.name != CPU and not _DRIVER.exists():
+def check_is_here(cluster: Cluster, option: str) -> None:
+    """Raises OptionError: the devices are not those of this machine, on which ``option`` runs."""
+    has_them = cluster.device.name == CPU or _DRIVER.exists()
+    if cluster.hosts > 1 or not has_them:
         raise OptionError(
-            "--profile must run on a machine with the devices that are planned for",
-            received=f"{cluster.device.name}, and no GPU here",
-            mend="Leave it out, or run it there",
+            f"{spelt(option)} must run on a machine with the devices that are planned for",
+            received=cluster.describe() + ("" if has_them else ", and no GPU here"),
+            mend="Leave it out, or plan for the devices that are here",
         )
-    return find_splits(data)["train"]
 
 
 def measure(
@@ -48,7 +41,7 @@ def measure(
     has all cores, of which two have half each: both take whole global batches.
 
     Args:
-        train: see ``records_for``.
+        train: the split that is trained on, see ``find_splits``.
         needs: of a step on one device.
         cluster: devices of the kind that is here.
         rows: of a global batch.
