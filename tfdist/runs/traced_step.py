@@ -65,6 +65,8 @@ def needs_of(
     flops, crossing = once.flops * ranks / traced_ranks, once.crossing
     flops_per_row = (twice.flops - once.flops) / rows * ranks / traced_ranks
     crossing_per_row = (twice.crossing - once.crossing) / rows
+    # Of divided weights each rank has the gradients of its own, which are sums of all others'.
+    parts = ranks if options.get("shard") == "weights" else 1
     needs = Needs(
         strategy=name,
         options=dict(options),
@@ -74,7 +76,7 @@ def needs_of(
         per_row=per_row,
         flops=flops - flops_per_row * rows,
         flops_per_row=flops_per_row,
-        summed=held["gradients"] if ranks > 1 else 0,
+        summed=held["gradients"] * parts if ranks > 1 else 0,
         crossing=crossing - crossing_per_row * rows if is_divided else 0.0,
         crossing_per_row=crossing_per_row if is_divided else 0.0,
     )
