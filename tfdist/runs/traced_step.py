@@ -48,6 +48,7 @@ def needs_of(
     Raises:
         TfdistError: the strategy refuses the model, or its options.
     """
+    devices = options.get("devices", devices) if name == "mirrored" else devices
     strategy = _strategy(name, options, devices)
     with _home(strategy, options), strategy:
         model = strategy.build(model_fn)
@@ -98,13 +99,15 @@ def _strategy(name: str, options: Mapping[str, Any], devices: int) -> Any:
                 received=f"strategy '{name}' with shard={options['shard']!r}",
                 mend="Leave shard out of the plan: slots are at most what it tells then",
             )
-        return tfdist.strategy(name, **{**options, "replicas": None})
+        # Named devices are those of the machine that trains.
+        here = {key: options[key] for key in options if key not in ("replicas", "devices")}
+        return tfdist.strategy(name, **here)
     tfdist.strategy(name, **options)  # Refuses what it does not know.
     if not spec_of(name).launchers:
         return tfdist.strategy(name, **options)
     shared = inspect.signature(DataParallel.__init__).parameters
     ranks = 1 if spec_of(name).is_asynchronous else devices
-    return UnconnectedRank(ranks, **{key: options[key] for key in options if key in shared})
+    return UnconnectedRank(ranks, name, **{key: options[key] for key in options if key in shared})
 
 
 @contextmanager
