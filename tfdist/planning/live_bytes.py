@@ -28,7 +28,7 @@ _FORWARDING = frozenset(
     Inv LeakyRelu LeakyReluGrad Log Log1p LogSoftmax Maximum Minimum Mul MulNoNan Neg Pow RealDiv
     Reciprocal Relu Relu6 Relu6Grad ReluGrad Round Rsqrt RsqrtGrad Selu SeluGrad Sigmoid
     SigmoidGrad Sign Sin Softmax Softplus SoftplusGrad Softsign Sqrt SqrtGrad Square
-    SquaredDifference Sub Tanh TanhGrad Xdivy Xlogy""".split()  # noqa: SIM905
+    SquaredDifference Sub Tanh TanhGrad Xdivy Xlogy _UnaryOpsComposition""".split()  # noqa: SIM905
 )
 # Of a core: only how devices' clocks go beside each other depends on them.
 _FLOPS_PER_S, _BYTES_PER_S, _START_S = 5e10, 1e10, 5e-6

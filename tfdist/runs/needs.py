@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tfdist.errors import TfdistError
+from tfdist.errors import OptionError, TfdistError
 from tfdist.launch.jobs import Where
 from tfdist.planning.needs import Needs
 from tfdist.runs import ranks
@@ -45,6 +45,12 @@ def find_needs(
 
     def found(number: int) -> Needs | TfdistError:
         strategy, options, devices = asked[number]
+        if strategy == "federated":
+            return OptionError(
+                "a strategy that is planned must train by steps of global batches",
+                received="strategy 'federated', whose rounds are trainings of clients",
+                mend="Plan another one: a client takes what single takes",
+            )
         config = {"model": model, "asked": (strategy, dict(options), devices), "rows": rows}
         told: list[Needs] = []
 

@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 from tfdist.compat import import_tensorflow
-from tfdist.errors import OptionError
 from tfdist.launch.events import emit
 from tfdist.runs import ranks
 from tfdist.training.engine import model_path
@@ -21,12 +20,6 @@ def tell_needs(config: dict[str, Any]) -> None:
 
     emit({"event": "ready", "long": True})
     name, options, devices = config["asked"]
-    if name == "federated":
-        raise OptionError(
-            "a strategy that is planned must train by steps of global batches",
-            received="strategy 'federated', whose rounds are trainings of clients",
-            mend="Plan another one: a client takes what single takes",
-        )
     found = needs_of(model_path.load(config["model"]), name, options, devices, config["rows"])
     emit({"event": "needs", "needs": dataclasses.asdict(found)})
 

@@ -48,6 +48,7 @@ def needs_of(
     Raises:
         TfdistError: the strategy refuses the model, or its options.
     """
+    devices = options.get("devices", devices) if name == "mirrored" else devices
     strategy = _strategy(name, options, devices)
     with _home(strategy, options), strategy:
         model = strategy.build(model_fn)
@@ -65,6 +66,8 @@ def needs_of(
     flops, crossing = once.flops * ranks / traced_ranks, once.crossing
     flops_per_row = (twice.flops - once.flops) / rows * ranks / traced_ranks
     crossing_per_row = (twice.crossing - once.crossing) / rows
+    # Of divided weights each rank has the gradients of its own, which are sums of all others'.
+    parts = ranks if options.get("shard") == "weights" else 1
     needs = Needs(
         strategy=name,
         options=dict(options),
@@ -74,7 +77,7 @@ def needs_of(
         per_row=per_row,
         flops=flops - flops_per_row * rows,
         flops_per_row=flops_per_row,
-        summed=held["gradients"] if ranks > 1 else 0,
+        summed=held["gradients"] * parts if ranks > 1 else 0,
         crossing=crossing - crossing_per_row * rows if is_divided else 0.0,
         crossing_per_row=crossing_per_row if is_divided else 0.0,
     )
@@ -96,13 +99,15 @@ def _strategy(name: str, options: Mapping[str, Any], devices: int) -> Any:
                 received=f"strategy '{name}' with shard={options['shard']!r}",
                 mend="Leave shard out of the plan: slots are at most what it tells then",
             )
-        return tfdist.strategy(name, **{**options, "replicas": None})
+        # Named devices are those of the machine that trains.
+        here = {key: options[key] for key in options if key not in ("replicas", "devices")}
+        return tfdist.strategy(name, **here)
     tfdist.strategy(name, **options)  # Refuses what it does not know.
     if not spec_of(name).launchers:
         return tfdist.strategy(name, **options)
     shared = inspect.signature(DataParallel.__init__).parameters
     ranks = 1 if spec_of(name).is_asynchronous else devices
-    return UnconnectedRank(ranks, **{key: options[key] for key in options if key in shared})
+    return UnconnectedRank(ranks, name, **{key: options[key] for key in options if key in shared})
 
 
 @contextmanager

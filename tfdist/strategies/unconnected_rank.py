@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,8 +82,6 @@ class _Unanswered(Collective):
         return None
 
     def watched(self) -> Any:
-        import contextlib
-
         return contextlib.nullcontext([])
 
     def merge(self, values: list[Any]) -> list[Any]:
@@ -100,14 +99,15 @@ class UnconnectedRank(DataParallel):
 
     Args:
         ranks: how many share a global batch.
+        of: the strategy whose rank it is, by which errors call it.
         shared: the options of all data-parallel strategies; see ``DataParallel``.
     """
 
-    name = "rank"
     slots_can_be_offloaded = True
     divides_weights = True
 
-    def __init__(self, ranks: int, **shared: Any):
+    def __init__(self, ranks: int, of: str, **shared: Any):
+        self.name = of
         super().__init__(**shared)
         self._collective = _Unanswered(ranks)
 

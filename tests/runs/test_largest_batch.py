@@ -1,0 +1,62 @@
+"""Batches that are tried in processes of their own, which may die."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tfdist.errors import OptionError
+from tfdist.runs import largest_batch
+from tfdist.runs.largest_batch import Try, find_batch
+
+pytestmark = pytest.mark.timeout(180)
+_ROOT = Path(__file__).parents[2]
+# A row of 1 MB, and more than that to be kept of it.
+_MODEL = """
+from tensorflow import keras
+
+def model_fn():
+    inputs = x = keras.Input((262_144,))
+    for _ in range(3):
+        x = keras.layers.Activation("tanh")(x)
+    outputs = keras.layers.Dense(1)(x)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    return model
+"""
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    (tmp_path / "model.py").write_text(_MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(_ROOT), prepend=os.pathsep)
+    return "model.py:model_fn"
+
+
+def test_a_batch_is_doubled_until_the_most_is_reached(model, monkeypatch):
+    monkeypatch.setattr(largest_batch, "_MOST", 64)
+    tried: list[Try] = []
+    assert find_batch(model, "single", on_try=tried.append) == 64
+    assert [(one.rows, one.fits) for one in tried] == [(32, True), (64, True)]
+    assert str(tried[0]) == "a global batch of 32 fits"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_batch_that_does_not_fit_ends_its_process_alone(model):
+    tried: list[Try] = []
+    found = find_batch(model, "single", room=800_000_000, on_try=tried.append)
+    fitting = [one.rows for one in tried if one.fits]
+    ended = {one.rows: one.why for one in tried if not one.fits}
+    assert found == max(fitting)
+    assert 0 < found < min(ended) <= found + max(1, 0.06 * found)
+    assert found < 800  # Each row takes a MB at least.
+    assert "out of memory" in ended.values()
+
+
+def test_room_is_a_whole_number(model):
+    with pytest.raises(OptionError, match="room must be"):
+        find_batch(model, "single", room=0)
