@@ -77,10 +77,11 @@ def test_what_data_compute_is_none_of_the_steps(tmp_path):
     assert not any("stateless" in name.lower() for name in found.traces[0].compute.names)
 
 
-def test_an_execution_of_several_steps_counts_them(tmp_path):
-    found = _traced(tmp_path, (6, 14), per_execution=5)
+@pytest.mark.parametrize("asked", [(6, 14), (9, 15)])
+def test_an_execution_of_several_steps_counts_them(tmp_path, asked):
+    """Executions of steps 6 to 10 and 11 to 15: whole ones are traced."""
+    found = _traced(tmp_path, asked, per_execution=5)
     (trace,) = found.traces
-    # Executions of steps 6 to 10 and 11 to 15: whole ones are traced.
     assert trace.steps == [(6, 10), (11, 15)]
     assert trace.num_steps == 10
     assert found.shares[0].step == pytest.approx((trace.ended - trace.begun) / 1e7)
