@@ -367,6 +367,17 @@ def test_more_channels_and_weights_to_begin_with():
         built("training.channels={train: s3://zoo/v1}")
 
 
+def test_steps_are_traced_where_a_job_keeps_its_logs():
+    for asked, folder in (("steps=2:6", "profile"), ("'traces,steps=2:6'", "traces")):
+        value, problems = built(f"training.profile={asked}")
+        assert problems == []
+        train = by_name(value)["Train"]["Arguments"]
+        wanted = '"/opt/ml/output/tensorboard,steps=2:6"'
+        assert train["HyperParameters"]["profile"] == wanted
+        place = train["TensorBoardOutputConfig"]["S3OutputPath"]
+        assert place == f"s3://tfdist-example/digits/{folder}"
+
+
 def test_nothing_of_the_users_environment_leads_past_the_stand_in(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "real")
     monkeypatch.setenv("AWS_PROFILE", "real")

@@ -153,3 +153,42 @@ def test_notes_that_name_other_steps_are_refused(tmp_path):
     notes.write_text(notes.read_text().replace("[[1, 1], ", "["))
     with pytest.raises(rank.DataError, match="found 2 executions of 1"):
         report(tmp_path)
+
+
+def _with_timeline(folder, text: str):
+    """Rank 0 of a trace names a timeline of Horovod's, which began 50 ms before its clock."""
+    write(folder, [_rank(0), _rank(20)])
+    (folder / "timeline.json").write_text(text)
+    notes = next(folder.rglob("rank-0.json"))
+    about = {**json.loads(notes.read_text()), "horovod_timeline": str(folder / "timeline.json")}
+    notes.write_text(json.dumps(about))
+    return report(folder)
+
+
+def test_horovods_own_timeline_joins_on_the_same_clock(tmp_path):
+    lines = [
+        '{"name": "process_name", "ph": "M", "pid": 0, '
+        '"args": {"start_time_since_epoch_in_micros": 999950000}}',
+        '{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "sum"}}',
+        # Before the traced steps, around their beginning, and within them; then it is cut off.
+        '{"ph": "B", "name": "ALLREDUCE", "ts": 10, "pid": 1},{"ph": "E", "ts": 20, "pid": 1}',
+        '{"ph": "B", "name": "ALLREDUCE", "ts": 59000, "pid": 1}',
+        '{"ph": "E", "ts": 61000, "pid": 1}',
+        '{"ph": "B", "name": "SUM", "ts": 90000, "pid": 1},{"ph": "E", "ts": 99000, "pid": 1}',
+    ]
+    found = _with_timeline(tmp_path, "[\n" + ",\n".join(lines) + ",\n")
+    perfetto.write(found, tmp_path / "all.json.gz")
+    with gzip.open(tmp_path / "all.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    own = [event for event in events if event["pid"] >= 1_000_000]
+    assert own[0]["args"] == {"name": "Horovod: sum"}
+    # 90 ms of the timeline are 40 of the clock of rank 0, whose first step begins at 10.
+    assert [(each["ph"], each["ts"]) for each in own[1:]] == [("B", 30e3), ("E", 39e3)]
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1]", '[{"ph": "M", "args": {}}]', "\x00"])
+def test_a_timeline_that_is_none_is_named(tmp_path, text):
+    found = _with_timeline(tmp_path, text)
+    with pytest.raises(rank.DataError, match="must be the timeline that Horovod wrote"):
+        perfetto.write(found, tmp_path / "all.json.gz")
+    assert not list(tmp_path.glob(".all*"))

@@ -44,8 +44,8 @@ def longest(traces: list[RankTrace], count: int = 5) -> list[Longest]:
             continue
         times = np.clip(made.times, trace.begun, trace.ended)
         sums = np.bincount(made.which, times[:, 1] - times[:, 0]) / trace.num_steps
-        for label, ns in zip(made.labels, sums, strict=False):
-            totals[label] += float(ns)
+        for number in np.flatnonzero(sums):
+            totals[made.labels[number]] += float(sums[number])
     layers = {layer for trace in traces for layer in trace.notes["layers"]}
     order = sorted(totals, key=lambda key: (-totals[key], key))[:count]
     return [

@@ -6,6 +6,7 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import OptionError, cannot_write
+from tfdist.traces import horovod_timeline
 from tfdist.traces.rank import Operations, RankTrace
 from tfdist.traces.report import Report
 from tfdist.traces.shares import PARTS, parts_of
@@ -35,27 +37,28 @@ def write(report: Report, path: Path) -> None:
 
     Raises:
         WriteError: it cannot be written.
+        DataError: Horovod's timeline is not what it wrote.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
         with gzip.open(partial, "wt", encoding="utf-8") as file:
             file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
             separator = ""
-            for event in _events(report):
+            timeline = report.traces[0].notes.get("horovod_timeline")
+            own = horovod_timeline.events(report, Path(timeline)) if timeline else ()
+            for event in itertools.chain(_events(report), own):
                 file.write(separator + json.dumps(event))
                 separator = ",\n"
             file.write("\n]}\n")
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise cannot_write(path, error) from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _events(report: Report) -> Iterator[dict[str, Any]]:
-    begun = min(
-        trace.begun + shift
-        for trace, shift in zip(report.traces, report.meetings.shifts, strict=True)
-    )
+    begun = report.begun_ns
     for trace, shift in zip(report.traces, report.meetings.shifts, strict=True):
         process = {"pid": trace.rank}
         name = f"rank {trace.rank} on {trace.notes['host']}"

@@ -14,6 +14,12 @@ from tfdist.traces.rank import RankTrace, read
 from tfdist.traces.shares import Shares, shares_of
 from tfdist.traces.stragglers import Straggler, straggler_of
 
+# Strategies that compute where no trace is written.
+_NOT_TRACED = {
+    "parameter_server": "workers and parameter servers were",
+    "federated": "clients, which TensorFlow Federated runs, were",
+}
+
 
 @dataclass(frozen=True)
 class Report:
@@ -41,14 +47,20 @@ class Report:
         return sum(each.step for each in self.shares) / len(self.shares)
 
     @property
+    def begun_ns(self) -> float:
+        """When the first rank began its first traced step, on the clock of rank 0."""
+        shifts = self.meetings.shifts
+        return min(trace.begun + ns for trace, ns in zip(self.traces, shifts, strict=True))
+
+    @property
     def unknown(self) -> list[str]:
         """What this trace cannot tell, a sentence each."""
         first = self.traces[0]
         found = []
-        if first.notes["strategy"] == "parameter_server":
+        if elsewhere := _NOT_TRACED.get(first.notes["strategy"]):
             found.append(
-                "workers and parameter servers were not traced: the chief waits for them, which "
-                "counts as waiting for the host"
+                f"{elsewhere} not traced: this process waits for them, which counts as waiting "
+                "for the host"
             )
         elif first.notes["devices"] > 1:
             found.append(

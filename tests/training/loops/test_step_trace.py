@@ -18,15 +18,23 @@ from tfdist.traces.report import Report, report
 from tfdist.training.loops.data_wait import DataWait
 from tfdist.training.loops.step_trace import StepTrace
 
-_PRODUCED_S = 0.02
+_PRODUCED_S = 0.05
 
 
-def _slow(x, y):
-    def slow(x):
+def _slow(number):
+    def slow(number):
         time.sleep(_PRODUCED_S)
-        return x
+        return np.ones((4, 8), np.float32)
 
-    return tf.ensure_shape(tf.numpy_function(slow, [x], tf.float32), x.shape), y
+    x = tf.ensure_shape(tf.numpy_function(slow, [number], tf.float32), (4, 8))
+    return x, x[:, :3]
+
+
+def _model():
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([tf.keras.Input((8,)), layers.Dense(3, name="only")])
+    model.compile("sgd", "mse")
+    return model
 
 
 def _traced(
@@ -56,15 +64,20 @@ def _traced(
 
 
 def test_it_agrees_with_the_time_that_steps_waited(tmp_path):
-    waits = []
-    wait = DataWait()
+    """Batches come one after the other: what fills all threads of tf.data stops its clock, too."""
+    waits, wait = {}, DataWait()
     take = tf.keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: waits.append(wait.take())
+        on_train_batch_begin=lambda batch, logs: batch == 5 and wait.take(),
+        on_train_batch_end=lambda batch, logs: batch == 24 and waits.setdefault(25, wait.take()),
     )
-    found = _traced(tmp_path, (6, 25), more=[wait, take], map_fn=_slow)
-    (share,) = found.shares
-    assert share.for_data == pytest.approx(1000 * waits[0], rel=0.3)
-    assert share.for_data > 0.5 * share.step
+    batches = tf.data.Dataset.range(30).map(_slow).prefetch(2)
+    with tfdist.strategy("single") as strategy:
+        model = strategy.build(_model)
+        trace = StepTrace(lambda: tmp_path, (6, 25), "single", contextlib.nullcontext)
+        model.fit(wait.watched(batches, 30), verbose=0, callbacks=[wait, take, trace])
+    (share,) = report(tmp_path).shares
+    assert share.for_data > share.compute  # It did wait.
+    assert share.for_data == pytest.approx(1000 * waits[25], rel=0.3)
 
 
 def test_what_data_compute_is_none_of_the_steps(tmp_path):
@@ -77,10 +90,11 @@ def test_what_data_compute_is_none_of_the_steps(tmp_path):
     assert not any("stateless" in name.lower() for name in found.traces[0].compute.names)
 
 
-def test_an_execution_of_several_steps_counts_them(tmp_path):
-    found = _traced(tmp_path, (6, 14), per_execution=5)
+@pytest.mark.parametrize("asked", [(6, 14), (9, 15)])
+def test_an_execution_of_several_steps_counts_them(tmp_path, asked):
+    """Executions of steps 6 to 10 and 11 to 15: whole ones are traced."""
+    found = _traced(tmp_path, asked, per_execution=5)
     (trace,) = found.traces
-    # Executions of steps 6 to 10 and 11 to 15: whole ones are traced.
     assert trace.steps == [(6, 10), (11, 15)]
     assert trace.num_steps == 10
     assert found.shares[0].step == pytest.approx((trace.ended - trace.begun) / 1e7)

@@ -45,33 +45,33 @@ class StepTrace(tf.keras.callbacks.Callback):
         self._strategy = strategy
         self._writing = writing
         self._mark: Any = None
-        self._begun = 0
+        self._begun = 1
         self._executions: list[tuple[int, int]] = []
         self._temporary: tempfile.TemporaryDirectory | None = None
-        self._next = 1
+        self._length = 1
         self._is_over = False
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        if self._is_over:
+        step = self._begun = batch + 1
+        # A resumed epoch may begin after the last one.
+        if self._is_over or (self._temporary is None and step > self._last):
             return
-        step = batch + 1
-        # How many steps the coming execution has is known by the one before it.
-        if self._temporary is None and 2 * step - self._next >= self._first - 1:
+        # The coming execution has as many steps as the one before it.
+        if self._temporary is None and step + self._length >= self._first:
             self._start()
-        if self._temporary is not None and step >= self._first:
-            self._begun = step
+        if self._temporary is not None and step + self._length > self._first:
             self._mark = tf.profiler.experimental.Trace(
                 "train", step_num=batch, tfdist_step=step, _r=1
             )
             self._mark.__enter__()
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._next = batch + 2
+        self._length = batch + 2 - self._begun
         if self._mark is not None:
             self._mark.__exit__(None, None, None)
             self._mark = None
             self._executions.append((self._begun, batch + 1))
-        if batch + 1 >= self._last:
+        if batch + 1 >= self._last and self._executions:
             self._stop()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
@@ -96,7 +96,8 @@ class StepTrace(tf.keras.callbacks.Callback):
         try:
             with self._writing(), self._temporary as temporary:
                 tf.profiler.experimental.stop()
-                self._keep(Path(temporary))
+                if self._executions:
+                    self._keep(Path(temporary))
         except (OSError, tf.errors.OpError) as error:
             raise cannot_write(places.run_of(self._folder()), error) from error
 
@@ -106,6 +107,7 @@ class StepTrace(tf.keras.callbacks.Callback):
         run = temporary.parent
         notes = {
             "strategy": self._strategy,
+            "horovod_timeline": os.environ.get("HOROVOD_TIMELINE") if job.process == 0 else None,
             "devices": len(
                 config.list_logical_devices("GPU") or config.list_logical_devices("CPU")
             ),
