@@ -20,5 +20,6 @@ from tfdist.training.checkpoints.checkpoint import Checkpoints as Checkpoints
 from tfdist.training.loops.chief_only import on_chief as on_chief
 from tfdist.training.steps.gathering import all_gather as all_gather
 from tfdist.training.steps.gathering import reduce as reduce
+from tfdist.tuning.tune import tune as tune
 
 __version__: str

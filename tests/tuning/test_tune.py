@@ -283,3 +283,4 @@ def test_mistakes_are_told_in_one_line(within, folder, tmp_path):
         tune(model="model.py:breaks")
     assert "\n" not in str(told.value)
     assert "OSError" in (tmp_path / "s/logs/000.log").read_text()
+    assert not (tmp_path / "s/search.json").exists()  # Another one may begin there.
