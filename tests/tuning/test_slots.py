@@ -26,5 +26,5 @@ def test_gpus_are_divided(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,GPU-a,3")
     assert [slot.gpus for slot in divided(2, 1)] == ["0,2", "GPU-a,3"]
     assert [slot.gpus for slot in divided(3, 1)] == ["0", "2", "GPU-a"]
-    with pytest.raises(OptionError, match="must have a GPU of its own.* with 4 GPUs"):
+    with pytest.raises(OptionError, match=r"must have a GPU of its own.* with 4 GPUs"):
         divided(5, 1)
