@@ -94,19 +94,19 @@ def command(output: str, *more: str) -> list[str]:
     ]
 
 
-def test_the_best_of_three_and_a_promoted_one_is_exact(within, folder, tmp_path, run_cli):
+def test_the_best_of_two_and_a_promoted_one_is_exact(within, folder, tmp_path, run_cli):
     changes = []
     found = tfdist.tune(
         "model.py:model_fn",
         "data",
         "search",
         space=_SPACE,
-        trials=3,
+        trials=2,
         parallel=2,
         on_change=changes.append,
         **_ASKED,
     )
-    assert [row.number for row in found.rows] == [0, 1, 2]
+    assert [row.number for row in found.rows] == [0, 1]
     assert {row.state for row in found.rows} <= {"done", "ended early"}
     done = [row for row in found.rows if row.state == "done"]
     assert found.best.value == max(row.value for row in done)
@@ -283,3 +283,4 @@ def test_mistakes_are_told_in_one_line(within, folder, tmp_path):
         tune(model="model.py:breaks")
     assert "\n" not in str(told.value)
     assert "OSError" in (tmp_path / "s/logs/000.log").read_text()
+    assert not (tmp_path / "s/search.json").exists()  # Another one may begin there.

@@ -114,8 +114,8 @@ def _shown(request: Request) -> Iterator[Callable[[Row], None]]:
     live = Live(console=console, transient=True, auto_refresh=False)
 
     def take(row: Row) -> None:
-        has_changed = row.number not in rows or rows[row.number].state != row.state
-        rows[row.number] = row
+        before, rows[row.number] = rows.get(row.number), row
+        has_changed = before is None or (before.state, before.params) != (row.state, row.params)
         voice.tell("trial", metric=request.search.metric, **_told(row))
         if console.is_terminal:
             live.update(_table(list(rows.values()), request.search.metric), refresh=True)

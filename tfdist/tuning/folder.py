@@ -38,9 +38,10 @@ class SearchFolder:
         self.best = path / "best"
         self.best_options = path / "best.yaml"
         self.folds = path / "folds"
+        self._trials = path / "trials"
 
     def trial(self, number: int) -> Path:
-        return self.path / "trials" / f"{number:03d}"
+        return self._trials / f"{number:03d}"
 
     def log(self, number: int) -> Path:
         return self.path / "logs" / f"{number:03d}.log"
@@ -66,10 +67,10 @@ class SearchFolder:
         if self.settings.exists():
             self._check_same(settings, resume)
         try:
-            for place in (self.path, self.path / "trials", self.path / "logs"):
-                place.mkdir(parents=True, exist_ok=True)
-                if place == self.path:
-                    lock = FolderLock(self.path / MARK)
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FolderLock(self.path / MARK)
+            for place in (self._trials, self.path / "logs"):
+                place.mkdir(exist_ok=True)
         except OSError as error:
             raise cannot_write(self.path, error) from None
         try:
@@ -77,6 +78,11 @@ class SearchFolder:
                 write_json(self.settings, settings)
             study.mend(self.journal)
             yield
+        except BaseException:
+            if not any(self._trials.iterdir()):  # It has come to nothing: others may begin here.
+                for file in (self.settings, self.journal, self.table):
+                    file.unlink(missing_ok=True)
+            raise
         finally:
             lock.release()
 

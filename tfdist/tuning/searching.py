@@ -67,7 +67,7 @@ class Searching:
         """
         trials = self._study.trials
         waiting = deque(each.number for each in trials if each.state.name == "RUNNING")
-        free = slots.divided(self._request.search.parallel)
+        free = slots.divided(self._request.search.parallel, self._request.where.workers or 1)
         try:
             with selectors.DefaultSelector() as selector:
                 while True:

@@ -32,8 +32,11 @@ class Slot:
     gpus: str | None = None
 
 
-def divided(parallel: int) -> list[Slot]:
+def divided(parallel: int, workers: int) -> list[Slot]:
     """Returns a slot for each of so many trials at a time.
+
+    Args:
+        workers: processes of a trial; where there is not a core for each of all, trials share them.
 
     Raises:
         OptionError: there are GPUs, and fewer.
@@ -46,7 +49,8 @@ def divided(parallel: int) -> list[Slot]:
             mend=f"Give {spelt('parallel', len(gpus))}, or hide them: {_VISIBLE}=-1",
         )
     each = len(gpus) // parallel
-    shares = hosts.shares(parallel) if parallel > 1 else []
+    has_cores = parallel > 1 and hosts.physical_cores() // parallel >= workers
+    shares = hosts.shares(parallel) if has_cores else []
     return [
         Slot(
             tuple(shares[number]) if shares else None,
