@@ -160,7 +160,6 @@ def test_in_python(model_file, monkeypatch):
 @pytest.mark.long
 @pytest.mark.timeout(1000)
 def test_a_traced_model_on_measured_processes(run_cli, shards, model_file):
-    pytest.importorskip("tfdist.runs.needs")
     done = run_cli(
         *("plan", "--model", f"{model_file}:mlp", "--devices", "cpu:2", "--profile", shards),
         *("--global-batch-size", 32, "--find-batch", "--json"),

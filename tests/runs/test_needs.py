@@ -37,12 +37,13 @@ def test_a_rank_needs_its_weights_and_its_share_of_the_rows(model):
     asked = [
         ("single", {}, 1),
         ("horovod", {}, 2),
+        ("mirrored", {"accumulate_steps": 2}, 2),
         ("single", {"recompute": "nothing"}, 1),
         ("federated", {}, 2),
     ]
-    single, horovod, wrong, federated = find_needs(model, asked, rows=_ROWS)
+    single, horovod, mirrored, wrong, federated = find_needs(model, asked, rows=_ROWS)
     weights = 4 * _DEPTH * (_WIDTH * _WIDTH + _WIDTH)
-    for needs in (single, horovod):
+    for needs in (single, horovod, mirrored):
         assert (needs.weights, needs.gradients) == (weights, weights)
         assert needs.slots == 2 * weights
         # A product forward, and two backward, but that of the inputs' gradient.
@@ -51,6 +52,7 @@ def test_a_rank_needs_its_weights_and_its_share_of_the_rows(model):
     kept = 4 * _WIDTH * (1 + _DEPTH)  # Of each row: what layers are given and give.
     assert kept <= single.per_row <= kept + 3 * 4 * _WIDTH
     assert 0.99 * kept / 2 <= horovod.per_row <= single.per_row / 2
+    assert 0.99 * kept / 4 <= mirrored.per_row <= single.per_row / 3
     assert (single.summed, horovod.summed) == (0, weights)
     assert single.largest_batch(single.peak(_ROWS)) == _ROWS
     assert "nothing" in str(wrong)

@@ -3,8 +3,7 @@
 An executor of TensorFlow runs what is ready first in, first out; so does this one, an operation at
 a time on each device, for as long as its work takes there. A buffer lies from the operation that
 makes it until the last one that reads it has run. What a kernel takes for itself meanwhile is not
-seen, as by ``benchmarks/device_bytes.py``, nor is what a list of tensors in a loop holds: the body
-of a loop is run once.
+seen, as by ``benchmarks/device_bytes.py``.
 """
 
 from __future__ import annotations

@@ -12,6 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tfdist.errors import ModelError
+
+# Loops, and functions that TensorFlow chooses a kernel for when it runs, as a loop of its LSTM.
+_UNSEEN = frozenset(
+    ("While", "StatelessWhile", "LoopCond", "PartitionedCall", "StatefulPartitionedCall")
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
@@ -43,6 +50,9 @@ def of(traced: Any, rows: int) -> list[Operation]:
     Args:
         traced: the concrete function of a train step; its inputs are iterators.
         rows: of the batch that one iterator gives, where the trace leaves them open.
+
+    Raises:
+        ModelError: it has a loop, which is one operation, whose body and lists nobody sees.
     """
     import tensorflow as tf
 
@@ -52,6 +62,14 @@ def of(traced: Any, rows: int) -> list[Operation]:
     optimized = _optimized(graph, traced)
     with tf.Graph().as_default() as graph:
         tf.graph_util.import_graph_def(optimized, name="")
+    unseen = [each.name for each in graph.get_operations() if each.type in _UNSEEN]
+    if unseen:
+        raise ModelError(
+            "a step that is planned must have no loops, as recurrent layers have",
+            received=f"operation '{unseen[0]}', of which nothing is known before it runs",
+            mend="Give recurrent layers unroll=True, and leave steps_per_execution out, or try the "
+            "largest batch with `tfdist bench`",
+        )
     return _listed(graph, home)
 
 
@@ -73,8 +91,11 @@ def _prepared(traced: Any, rows: int, home: str) -> Any:
         if node.op == "If" and any("GetNextAsOptional" in given for given in node.input):
             _take_batch(node, definition)
         if node.op == "IteratorGetNext":
-            for shape in node.attr["output_shapes"].list.shape:
-                if shape.dim and shape.dim[0].size == -1:
+            for output, shape in enumerate(node.attr["output_shapes"].list.shape):
+                if [dim.size for dim in shape.dim] == [2]:
+                    # A share: else the sizes of microbatches, its parts, would stay open.
+                    _settle(node.name, output, [rows, rows], definition)
+                elif shape.dim and shape.dim[0].size == -1:
                     shape.dim[0].size = rows
     for node in definition.node:  # Those within functions lie where these are called.
         node.device = node.device or home
@@ -85,14 +106,33 @@ def _take_batch(node: Any, definition: Any) -> None:
     """Lets replicas have their parts of a batch, where TensorFlow asks whether there are any."""
     resources = {each.name for each in definition.node if each.op == "Placeholder"}
     iterator = next(given for given in node.input if given in resources)
+    replicas = len({given.strip("^") for given in node.input if "GetNextAsOptional" in given})
     types, shapes = (type(node.attr[name])() for name in ("Tout", "output_shapes"))
     types.CopyFrom(node.attr["Tout"])
     shapes.CopyFrom(node.attr["output_shapes"])
+    for share in shapes.list.shape[-replicas:]:  # What a replica has of a batch comes last.
+        share.dim[0].size = 2
     node.op = "IteratorGetNext"
     node.input[:] = [iterator]
     node.attr.clear()
     node.attr["output_types"].CopyFrom(types)
     node.attr["output_shapes"].CopyFrom(shapes)
+
+
+def _settle(name: str, output: int, value: list[int], definition: Any) -> None:
+    """Puts a constant in the place of an output of the operation called ``name``."""
+    import tensorflow as tf
+
+    constant = f"{name}_settled_{output}"
+    named = {f"{name}:{output}": constant, f"{name}:components:{output}": f"{constant}:output:0"}
+    for nodes in (definition.node, *(each.node_def for each in definition.library.function)):
+        if all(node.name != name for node in nodes):
+            continue
+        for node in nodes:
+            node.input[:] = [named.get(given, given) for given in node.input]
+        made = nodes.add(name=constant, op="Const")
+        made.attr["dtype"].type = tf.int64.as_datatype_enum
+        made.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64))
 
 
 def variables_of(traced: Any) -> dict[str, Any]:
