@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 from tiers import long
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
-_TIMEOUT_S = 300
+_TIMEOUT_S = 600
 
 
 class ThisPython(AsyncKernelManager):
