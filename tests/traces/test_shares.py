@@ -155,6 +155,22 @@ def test_notes_that_name_other_steps_are_refused(tmp_path):
         report(tmp_path)
 
 
+def test_damage_anywhere_is_named(tmp_path):
+    """Of bytes within the planes: most of them are lengths, numbers of names, and the like."""
+    write(tmp_path, [_rank(0), _rank(20)])
+    path = next(tmp_path.rglob("rank-1.xplane.pb"))
+    made, told = path.read_bytes(), []
+    places = range(0, len(made), 23)
+    for at in places:
+        for wrong in (b"\0", b"\x7f", b"\xff\xff"):
+            path.write_bytes(made[:at] + wrong + made[at + len(wrong) :])
+            try:
+                report(tmp_path)
+            except rank.DataError as error:
+                told.append(str(error))
+    assert sum("must be a whole trace" in text for text in told) > len(places)
+
+
 def _with_timeline(folder, text: str):
     """Rank 0 of a trace names a timeline of Horovod's, which began 50 ms before its clock."""
     write(folder, [_rank(0), _rank(20)])

@@ -84,7 +84,7 @@ class StepTrace(tf.keras.callbacks.Callback):
         run = places.run_of(self._folder())
         try:
             run.mkdir(parents=True, exist_ok=True)
-            self._temporary = tempfile.TemporaryDirectory(dir=run, prefix=".tracing-")
+            self._temporary = tempfile.TemporaryDirectory(dir=run, prefix=places.UNFINISHED)
         except OSError as error:
             raise cannot_write(run, error) from error
         tf.profiler.experimental.start(self._temporary.name)
