@@ -208,3 +208,12 @@ def test_a_timeline_that_is_none_is_named(tmp_path, text):
     with pytest.raises(rank.DataError, match="must be the timeline that Horovod wrote"):
         perfetto.write(found, tmp_path / "all.json.gz")
     assert not list(tmp_path.glob(".all*"))
+
+
+def test_without_horovods_timeline_the_rest_is_written_and_a_line_says_so(tmp_path):
+    found = _with_timeline(tmp_path, "[")
+    (tmp_path / "timeline.json").unlink()
+    (line,) = perfetto.write(found, tmp_path / "all.json.gz")
+    assert line.endswith(f"there is no file {tmp_path / 'timeline.json'}")
+    with gzip.open(tmp_path / "all.json.gz", "rt") as file:
+        assert {event["pid"] for event in json.load(file)["traceEvents"]} == {0, 1}
