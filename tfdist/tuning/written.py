@@ -23,8 +23,8 @@ def as_read(name: str, value: Any, split: str) -> Any:
     """
     if name == "bucket_by_length" and not isinstance(value, bool):
         raise OptionError(
-            "bucket_by_length of a search must be True: tfdist train, which is to read best.yaml, "
-            "takes no bounds",
+            "bucket_by_length of a search must be True, as tfdist train, which is to read "
+            "best.yaml, takes no bounds",
             received=value,
             mend="Write bucket_by_length=True, which has the most alike lengths share a batch",
         )

@@ -103,7 +103,7 @@ class StepTrace(tf.keras.callbacks.Callback):
             self._is_over = True
             self._temporary.cleanup()
             raise OptionError(
-                "profile with steps must be all that traces a training: a process has one profiler",
+                "profile with steps must trace alone, as a process has one profiler",
                 received="one that runs already, such as that of TensorBoard(profile_batch=...)",
                 mend="Leave profile_batch out, or profile",
             ) from None
