@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from tfdist.benching import fits
-from tfdist.errors import OptionError
+from tfdist.errors import OptionError, RankFailedError
+from tfdist.runs.settings import Settings
 
 
 def test_each_strategy_has_the_devices_that_it_can_divide():
@@ -58,6 +61,29 @@ def test_what_makes_a_table_untrue_is_said(rows, monkeypatch):
     monkeypatch.setattr(fits.hosts, "physical_cores", lambda: 2)
     rows[0].samples_per_s = rows[1].samples_per_s = [100.0, 101.0]
     assert fits.notes(rows, 0.1) == []
+
+
+def test_a_rank_that_fails_spoils_its_own_row_alone(monkeypatch, tmp_path):
+    """What is told of the others was measured, and stays."""
+
+    epochs = [{"seconds": 9.0, "samples_per_s": 1.0}, {"seconds": 2.0, "samples_per_s": 50.0}]
+    summary = {"replicas": 1, "validation": {"loss": 1.0}}
+    run = SimpleNamespace(history=epochs, summary=summary)
+
+    def carry_out(config, where, *more, **others):
+        if where.strategy == "horovod":
+            raise RankFailedError("rank 0 ended", 137)
+        return run
+
+    monkeypatch.setattr(fits, "training_config", lambda where, **given: given)
+    monkeypatch.setattr(fits, "carry_out", carry_out)
+    found = fits.entries(["single", "horovod"], [1])
+    asked = {"model": "m.py:f", "data": "d", "settings": Settings(epochs=2), "folder": tmp_path}
+    single, horovod = fits.run(found, rounds=2, **asked)
+    assert (single.samples_per_s, single.has_failed) == ([50.0, 50.0], False)
+    assert (horovod.samples_per_s, horovod.has_failed) == ([], True)
+    with pytest.raises(RankFailedError):
+        fits.run(found[1:], rounds=2, **asked)
 
 
 def test_devices_have_cores_of_their_own():

@@ -29,7 +29,7 @@ def test_strategies(args):
 
 
 def test_options_of_the_strategy():
-    assert completed("train --strategy mirrored -o", "dev") == ["devices="]
+    assert completed("train --strategy mirrored -o", "devi") == ["devices=", "device_speeds="]
     assert completed("train --strategy pipeline --option", "sta") == ["stages="]
     assert completed("train -o", "dev") == completed("train --strategy auto -o", "dev") == []
 

@@ -313,6 +313,45 @@ def test_a_second_training_names_the_first(run):
     assert (run / "model.keras").read_text() == "new"
 
 
+def test_what_a_rank_left_that_was_killed_while_it_traced_is_removed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(tmp_path / "run")
+
+    def half_trace() -> None:
+        left = places.run_of(folder.traces) / f"{places.UNFINISHED}abcd_123"
+        left.mkdir(parents=True)
+        (left / "some.xplane.pb").write_text("half")
+
+    def half_trace_and_die() -> None:
+        half_trace()
+        raise Ended
+
+    with pytest.raises(Ended), folder.taken(CONFIG):
+        half_trace_and_die()
+    assert not folder.path.exists()
+    with folder.taken(CONFIG):
+        half_trace()
+        write_epoch(folder, "first")
+    assert not list(folder.path.rglob(f"{places.UNFINISHED}*"))
+    with folder.taken(CONFIG, overwrite=True):
+        half_trace()
+        write_epoch(folder, "second")
+        folder.replace_earlier()
+    assert not list(folder.path.rglob(f"{places.UNFINISHED}*"))
+    assert folder.history.read_text() == "second"
+
+
+def test_a_new_folder_may_be_asked_to_rescale(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(tmp_path / "run")
+    with folder.taken(CONFIG, resume=True, rescale=True):
+        assert read_config(folder.config) == CONFIG
+    shutil.rmtree(folder.path)
+    with pytest.raises(Ended), folder.taken(CONFIG, resume=True, rescale=True):
+        raise Ended
+    assert not folder.path.exists()
+
+
 def test_resuming_compares_files_not_words(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in ("", "other"):

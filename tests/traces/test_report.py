@@ -86,21 +86,21 @@ def test_each_rank_has_its_steps_and_every_moment_counts_once(found):
 
 
 def test_the_rank_that_sleeps_is_named_and_the_other_waits_for_it(found):
+    """Times of known numbers stand in test_shares.py: here is only their order certain."""
     waiting, sleeping = found.shares
-    assert sleeping.compute > _SLEEP_MS
-    assert waiting.for_rank > 0.7 * _SLEEP_MS
-    assert sleeping.for_rank < 0.3 * _SLEEP_MS
+    assert sleeping.compute > waiting.compute
+    assert waiting.for_rank > sleeping.for_rank
     late = found.straggler
-    assert (late.rank, late.is_clear) == (1, True)
-    assert late.executions == 6
-    assert late.late_ms == pytest.approx(_SLEEP_MS, rel=0.5)
+    assert (late.rank, late.executions) == (1, 6)
+    assert late.times > 3
 
 
 def test_the_longest_operation_has_its_layer(found):
     first = found.longest[0]
     assert (first.layer, first.kind) == ("sleepy", "EagerPyFunc")
-    assert first.ms > _SLEEP_MS / 2  # One of two ranks.
-    assert len(found.longest) == 5
+    lengths = [each.ms for each in found.longest]
+    assert len(lengths) == 5
+    assert lengths == sorted(lengths, reverse=True)
 
 
 def _shifted(run: Path, copy: Path, seconds: int) -> Path:
@@ -125,9 +125,8 @@ def test_a_clock_that_is_wrong_changes_nothing(run, found, tmp_path):
     for share, before in zip(shifted.shares, found.shares, strict=True):
         for name in PARTS:
             assert getattr(share, name) == pytest.approx(getattr(before, name), abs=0.01)
-    behind = [rank["clock_behind_ms"] for rank in shifted.to_json()["ranks"]]
-    assert behind[1] == pytest.approx(-7000, abs=20)
-    assert found.to_json()["clock_uncertainty_ms"] < 20
+    before, behind = (each.to_json()["ranks"][1]["clock_behind_ms"] for each in (found, shifted))
+    assert behind - before == pytest.approx(-7000, abs=0.01)
 
 
 def test_one_json_has_it_all(found):

@@ -155,6 +155,22 @@ def test_notes_that_name_other_steps_are_refused(tmp_path):
         report(tmp_path)
 
 
+def test_damage_anywhere_is_named(tmp_path):
+    """Of bytes within the planes: most of them are lengths, numbers of names, and the like."""
+    write(tmp_path, [_rank(0), _rank(20)])
+    path = next(tmp_path.rglob("rank-1.xplane.pb"))
+    made, told = path.read_bytes(), []
+    places = range(0, len(made), 23)
+    for at in places:
+        for wrong in (b"\0", b"\x7f", b"\xff\xff"):
+            path.write_bytes(made[:at] + wrong + made[at + len(wrong) :])
+            try:
+                report(tmp_path)
+            except rank.DataError as error:
+                told.append(str(error))
+    assert sum("must be a whole trace" in text for text in told) > len(places)
+
+
 def _with_timeline(folder, text: str):
     """Rank 0 of a trace names a timeline of Horovod's, which began 50 ms before its clock."""
     write(folder, [_rank(0), _rank(20)])
@@ -192,3 +208,12 @@ def test_a_timeline_that_is_none_is_named(tmp_path, text):
     with pytest.raises(rank.DataError, match="must be the timeline that Horovod wrote"):
         perfetto.write(found, tmp_path / "all.json.gz")
     assert not list(tmp_path.glob(".all*"))
+
+
+def test_without_horovods_timeline_the_rest_is_written_and_a_line_says_so(tmp_path):
+    found = _with_timeline(tmp_path, "[")
+    (tmp_path / "timeline.json").unlink()
+    (line,) = perfetto.write(found, tmp_path / "all.json.gz")
+    assert line.endswith(f"there is no file {tmp_path / 'timeline.json'}")
+    with gzip.open(tmp_path / "all.json.gz", "rt") as file:
+        assert {event["pid"] for event in json.load(file)["traceEvents"]} == {0, 1}

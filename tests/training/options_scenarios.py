@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tensorflow import keras
 import tfdist
 from tfdist.errors import ModelError, OptionError
 from tfdist.keras.tensors import all_raw
+from tfdist.strategies import rank_speeds
 from tfdist.training.engine.binding import binding_of
 from tfdist.training.memory import offload
 
@@ -855,6 +857,19 @@ def noise_scale_changes_nothing(strategy, folder):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+@scenario("single")
+def noise_scale_ends_with_a_fit_that_fails(strategy, folder):
+    def fails(epoch: int, logs: dict) -> None:
+        raise RuntimeError("a fault of the user's own")
+
+    model = given(strategy, accumulate_steps=2).build(mlp)
+    failing = keras.callbacks.LambdaCallback(on_epoch_end=fails)
+    with pytest.raises(RuntimeError, match="of the user's own"):
+        model.fit(*data(weighted=False), verbose=0, callbacks=[tfdist.NoiseScale(), failing])
+    assert binding_of(model, "this").noise is None
+    assert "noise_scale" not in model.fit(*data(weighted=False), verbose=0).history
+
+
 @scenario("mirrored", "single")
 def noise_scale_needs_parts_of_a_gradient(strategy, folder):
     class Own(keras.Model):
@@ -915,10 +930,16 @@ def ranks_of_unlike_speed_with_other_options(strategy, folder):
 
 @scenario("horovod")
 def speeds_that_are_measured_divide_a_batch_evenly_or_by_them(strategy, folder):
-    own = given(strategy, device_speeds="measure")
-    speeds = own.connect().speeds
-    assert speeds is None or (len(speeds) == 2 and max(speeds) > 1.15 * min(speeds))
-    assert own.from_chief(speeds) == speeds
+    rank = strategy.topology.rank
+    assert 0 < rank_speeds._measured() < math.inf
+    for measured, speeds in (([100.0, 110.0], None), ([100.0, 400.0], (100.0, 400.0))):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rank_speeds, "_measured", lambda of=measured: of[rank])
+            own = given(strategy, device_speeds="measure")
+            assert own.connect().speeds == speeds
+    feed = own.dataset(data(), global_batch_size=10)
+    told = [share.numpy().tolist() for _, share in feed.begun_by(2).epochs(0, 1)]
+    assert told == [[(2, 8)[rank], 10]] * 2 + [[(1, 4)[rank], 5]]
     with pytest.raises(OptionError, match="3 for 2 ranks"):
         given(strategy, device_speeds=[1, 2, 3])
 

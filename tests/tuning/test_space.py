@@ -41,6 +41,15 @@ def test_names_of_both_kinds_do_not_meet():
     assert found.suggested(FixedTrial(chosen)) == ({"lr": 0.01}, {"lr": 0.002})
 
 
+def test_an_option_of_whole_numbers_has_whole_ones():
+    ends = {"low": 32, "high": 64}
+    found = space.parsed({"train": {"global_batch_size": ends, "pad_to": ends}, "rate": ends})
+    assert found.train["global_batch_size"] == found.train["pad_to"] == Range(32, 64, int=True)
+    assert found.model["rate"] == Range(32, 64)
+    with pytest.raises(OptionError, match="whole ones where it counts"):
+        space.parsed({"train": {"seed": {"low": 0.5, "high": 2}}})
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def test_the_best_of_two_and_a_promoted_one_is_exact(within, folder, tmp_path, r
     # It was trained for an epoch, chosen, and for another one; here it is at once.
     whole = run_cli(*found.command.split()[1:])
     assert whole.returncode == 0, whole.stderr
-    assert found.command.endswith("--output best")
+    assert found.command.endswith(f"--output {folder / 'best'}")
     promoted = weights(found.best_folder / "model.keras", tmp_path / "promoted")
     at_once = weights(folder / "best/model.keras", tmp_path / "at_once")
     assert len(promoted) > 4
@@ -210,11 +211,17 @@ def test_a_search_that_is_ended_says_how_to_go_on(within, traces, number, code):
         env=os.environ,
         text=True,
     ) as process:
-        events = (json.loads(line) for line in process.stdout)
-        assert next(event for event in events if event["event"] == "trial")
-        assert len(traces.alive()) >= 2
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        try:
+            events = (json.loads(line) for line in process.stdout)
+            assert next(event for event in events if event["event"] == "trial")
+            deadline = time.monotonic() + 60  # It is told before its process is there.
+            while len(traces.alive()) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == code, errors
     told = "the same command with --resume goes on with the search"
     assert errors.splitlines()[-1].endswith(told)
@@ -279,6 +286,10 @@ def test_mistakes_are_told_in_one_line(within, folder, tmp_path):
     with pytest.raises(OptionError, match="reduction must be a whole number of at least 2"):
         tune(reduction=1)
     assert not (tmp_path / "s").exists()
+    with pytest.raises(OptionError, match=r"metric must be a known one.*val_accuracy"):
+        tune(metric="val_acc", space={"width": [8], "lr": [0.1]})
+    assert not any((tmp_path / "s/trials").iterdir())
+    assert not (tmp_path / "s/search.json").exists()
     with pytest.raises(TfdistError, match=r"a fault of the user's own.*logs/000\.log") as told:
         tune(model="model.py:breaks")
     assert "\n" not in str(told.value)

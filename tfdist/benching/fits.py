@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import LaunchError, OptionError, TfdistError, unknown_choice
+from tfdist.errors import LaunchError, OptionError, RankFailedError, TfdistError, unknown_choice
 from tfdist.launch import hosts
 from tfdist.launch.jobs import Where
 from tfdist.runs.progress import Silent
@@ -36,7 +36,8 @@ class Measured:
         replicas: that share a global batch.
         epoch_seconds, samples_per_s: of each epoch that counts.
         metrics: of the last epoch, on validation where there is one.
-        refused: why the strategy does not train this; None where it does.
+        refused: why the strategy does not train this, or how a process of it failed; None where it
+            trains.
     """
 
     entry: Entry
@@ -45,6 +46,11 @@ class Measured:
     samples_per_s: list[float] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     refused: TfdistError | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a process failed, otherwise than by a mistake of the user's."""
+        return isinstance(self.refused, RankFailedError)
 
     @property
     def speed(self) -> float:
@@ -96,6 +102,16 @@ def _entry(name: str, devices: int) -> Entry | None:
     return Entry(name, devices, Where(strategy=name, options=options, workers=workers))
 
 
+def check(settings: Settings) -> None:
+    """Raises OptionError: no epoch would count."""
+    if settings.epochs < 2:
+        raise OptionError(
+            "epochs must be at least 2, of which the first, that traces the step, does not count",
+            received=settings.epochs,
+            mend="Give --epochs 2",
+        )
+
+
 def run(
     found: Sequence[Entry],
     *,
@@ -121,15 +137,10 @@ def run(
         on_event: is called with the name of a row and each event of its training.
 
     Raises:
-        TfdistError: fewer than two epochs, or a mistake that all entries meet.
-        RankFailedError: a process failed otherwise than by a mistake of the user's.
+        TfdistError: fewer than two epochs, or a mistake or failure that all entries meet.
+        LaunchError: processes could not be started.
     """
-    if settings.epochs < 2:
-        raise OptionError(
-            "epochs must be at least 2, of which the first, that traces the step, does not count",
-            received=settings.epochs,
-            mend="Give --epochs 2",
-        )
+    check(settings)
     measured = [Measured(entry) for entry in found]
     shares = _shares(max(entry.devices for entry in found), cores)
     for number in range(rounds):
@@ -157,9 +168,10 @@ def _train(
         config = training_config(where, model=model, data=data, output=folder, settings=settings)
         progress = Silent(settings.epochs, on_event=lambda event: on_event(name, event))
         run = carry_out(config, where, progress, Start(), tell=lambda text: None)
-    except LaunchError:
-        raise
     except TfdistError as error:
+        # A rank that failed spoils its own row: the others took long, and stay.
+        if isinstance(error, LaunchError) and not isinstance(error, RankFailedError):
+            raise
         row.refused = error
         return
     assert run is not None

@@ -108,6 +108,12 @@ MODELS = {
 }
 
 
+def check_model(name: str) -> None:
+    """Raises OptionError: there is no such model."""
+    if name not in MODELS:
+        raise unknown_choice("built-in model", name, list(MODELS))
+
+
 def write_model(name: str, image_size: int, folder: Path) -> str:
     """Writes a small file that makes one of ``MODELS``, to be looked at and changed.
 
@@ -117,8 +123,7 @@ def write_model(name: str, image_size: int, folder: Path) -> str:
     Raises:
         OptionError: there is no such model.
     """
-    if name not in MODELS:
-        raise unknown_choice("built-in model", name, list(MODELS))
+    check_model(name)
     size = "" if name == "transformer" else f"image_size={image_size}"
     file = folder / "model.py"
     file.write_text(

@@ -19,6 +19,7 @@ from tfdist.compat import follow_program
 from tfdist.errors import OptionError
 from tfdist.records import charts
 from tfdist.runs.settings import OfLearning, Settings
+from tfdist.runs.training import find_splits
 from tfdist.training.engine import model_path
 
 _EPILOG = """\b
@@ -105,7 +106,7 @@ Examples:
 )
 @click.option("--plot", metavar="FILE.png", help="Draw throughput and efficiency.")
 @click.pass_context
-def command(ctx: click.Context, **given: Any) -> None:
+def command(ctx: click.Context, **given: Any) -> int:
     """Trains the same model on several strategies in turn, and shows what each takes.
 
     The first epoch of each training does not count, for it traces the step. Samples a second are
@@ -113,8 +114,7 @@ def command(ctx: click.Context, **given: Any) -> None:
     device has as many cores as any other, so that efficiency, speed-up over devices, tells what
     the strategy costs and not what the machine lacks.
     """
-    if ctx.invoked_subcommand is None:
-        _bench(**given)
+    return _bench(**given) if ctx.invoked_subcommand is None else 0
 
 
 def _bench(
@@ -130,26 +130,17 @@ def _bench(
     output: Path | None,
     plot: str | None,
     **learning: Any,
-) -> None:
+) -> int:
     target = None if plot is None else charts.checked(plot)
     entries = fits.entries(strategies.split(","), _numbers("workers", workers))
+    settings = Settings(stop_on_nan=False, **learning)
+    fits.check(settings)
+    data = _data_for(model, data)
     load = os.getloadavg()[0]
     with _folder(output) as folder:
-        if ":" in model:
-            follow_program(os.environ, model.rpartition(":")[0])
-            model_path.check(model)
-            if data is None:
-                raise OptionError(
-                    "a model of your own must be given its data",
-                    received="no --data",
-                    mend="Name shards, or one of cifar10-like and tokens-like",
-                )
-            path = model
-        else:
-            data = data or workloads.MODELS.get(model, "")
-            path = workloads.write_model(model, image_size, folder)
         if workloads.is_built_in(data):
             data = workloads.write_data(data, records, folder, learning["seed"])
+        path = model if ":" in model else workloads.write_model(model, image_size, folder)
         with stdout().status("measuring") as status:
 
             def take(row: str, event: dict[str, Any]) -> None:
@@ -160,7 +151,7 @@ def _bench(
                 entries,
                 model=path,
                 data=data,
-                settings=Settings(stop_on_nan=False, **learning),
+                settings=settings,
                 rounds=rounds,
                 folder=folder / "runs",
                 cores=cores,
@@ -177,6 +168,30 @@ def _bench(
     if target is not None:
         chart.draw(rows, target, f"{model}, {learning['global_batch_size']} rows a step")
         stdout().print(f"plot  {target}")
+    return int(any(row.has_failed for row in rows))
+
+
+def _data_for(model: str, data: str | None) -> str:
+    """Returns what a model is trained on; both are checked, before anything is written for them.
+
+    Raises:
+        TfdistError: there is no such model, or no such data.
+    """
+    if ":" not in model:
+        workloads.check_model(model)
+        data = data or workloads.MODELS[model]
+    else:
+        follow_program(os.environ, model_path.parts(model)[0])
+        model_path.check(model)
+    if data is None:
+        raise OptionError(
+            "a model of your own must be given its data",
+            received="no --data",
+            mend="Name shards, or one of cifar10-like and tokens-like",
+        )
+    if not workloads.is_built_in(data):
+        find_splits(data)
+    return data
 
 
 @contextlib.contextmanager
@@ -194,7 +209,11 @@ def _folder(output: Path | None) -> Iterator[Path]:
             received=f"{output}: {error.strerror}",
             mend="Name one that is not there",
         ) from None
-    yield output
+    try:
+        yield output
+    finally:
+        with contextlib.suppress(OSError):
+            output.rmdir()  # When nothing was left in it.
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -213,7 +232,7 @@ def _row_for_programs(
 ) -> dict[str, Any]:
     told = {"strategy": row.entry.strategy, "devices": row.entry.devices}
     if gain is None:
-        return told | {"refused": str(row.refused)}
+        return told | {"failed" if row.has_failed else "refused": str(row.refused)}
     return told | {
         "replicas": row.replicas,
         "epoch_seconds": row.epoch_seconds,
@@ -239,7 +258,8 @@ def _print(rows: list[fits.Measured], base: fits.Measured, gains: dict[int, floa
     for at, row in enumerate(rows):
         entry = row.entry
         if at not in gains:
-            table.add_row(entry.strategy, str(entry.devices), "refused")
+            why = "failed" if row.has_failed else "refused"
+            table.add_row(entry.strategy, str(entry.devices), why)
             continue
         table.add_row(
             entry.strategy,

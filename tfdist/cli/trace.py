@@ -63,8 +63,9 @@ def command(run: str, compare: str | None, plot: str | None, perfetto: str | Non
         gantt.draw(found, Path(plot))
         stdout().print(f"plot     {plot}")
     if perfetto:
-        perfetto_file.write(found, Path(perfetto))
-        stdout().print(f"perfetto {perfetto}: open it at ui.perfetto.dev")
+        lacking = perfetto_file.write(found, Path(perfetto))
+        for line in (f"perfetto {perfetto}: open it at ui.perfetto.dev", *lacking):
+            stdout().print(line)
 
 
 def _print(found: Report) -> None:

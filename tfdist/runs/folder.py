@@ -142,9 +142,11 @@ class RunFolder:
             self._check_ours(resume, overwrite)
             lock = FolderLock(self.path / MARK)
             is_new = self._prepare(config, resume, overwrite, tell, rescale)
-            before = read_config(self.config) if rescale else None
+            before = None
             there = checkpoint_files.finished(self.checkpoints)
             try:
+                if rescale and not is_new:
+                    before = read_config(self.config)
                 write_json(self.config, config)
                 yield
             except BaseException:
@@ -273,6 +275,7 @@ class RunFolder:
                 _remove(left)
         if self.checkpoints.is_dir():
             checkpoint_files.remove_unfinished(self.checkpoints)
+        places.remove_unfinished(self.traces)
 
     def _check_same(self, config: dict[str, Any], may_change: Sequence[str]) -> None:
         before = read_config(self.config)

@@ -32,25 +32,33 @@ def check(path: str | os.PathLike) -> None:
         )
 
 
-def write(report: Report, path: Path) -> None:
+def write(report: Report, path: Path) -> list[str]:
     """Writes the file, gzipped, whole or not at all; a rank is a process in it.
+
+    Returns:
+        Lines on what is not in it.
 
     Raises:
         WriteError: it cannot be written.
         DataError: Horovod's timeline is not what it wrote.
     """
+    lacking = []
+    timeline = report.traces[0].notes.get("horovod_timeline")
+    if timeline and not Path(timeline).is_file():
+        lacking = [f"Horovod's timeline is not in it: there is no file {timeline}"]
+        timeline = None
     partial = path.with_name(f".{path.name}.partial")
     try:
         with gzip.open(partial, "wt", encoding="utf-8") as file:
             file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
             separator = ""
-            timeline = report.traces[0].notes.get("horovod_timeline")
             own = horovod_timeline.events(report, Path(timeline)) if timeline else ()
             for event in itertools.chain(_events(report), own):
                 file.write(separator + json.dumps(event))
                 separator = ",\n"
             file.write("\n]}\n")
         os.replace(partial, path)
+        return lacking
     except OSError as error:
         raise cannot_write(path, error) from error
     finally:

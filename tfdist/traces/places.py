@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 #: Within the folder of a training.
@@ -11,6 +12,8 @@ FOLDER = "profile"
 # TensorBoard shows each folder in plugins/profile as a run, and each file in it as a host.
 _RUN = "plugins/profile/tfdist"
 _NAME = re.compile(r"rank-\d{1,6}\.(?:xplane\.pb|json)", re.ASCII)
+#: Begins the name of the folder beside them that a rank traces into.
+UNFINISHED = ".tracing-"
 
 
 def run_of(folder: str | os.PathLike) -> Path:
@@ -41,8 +44,15 @@ def is_ours(name: str) -> bool:
     return place == f"{FOLDER}/{_RUN}" and bool(_NAME.fullmatch(last))
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Removes what ranks that were killed have left in ``folder``; they have all ended."""
+    for path in run_of(folder).glob(f"{UNFINISHED}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def remove_all(folder: Path) -> None:
     """Removes the trace in ``folder``, and the folders that nothing else is in."""
+    remove_unfinished(folder)
     run = run_of(folder)
     for path in list(run.iterdir()) if run.is_dir() else ():
         if _NAME.fullmatch(path.name):
@@ -56,6 +66,7 @@ def move_all(folder: Path, to: Path) -> None:
     """Moves the trace in ``folder`` to another folder, where none is."""
     run = run_of(folder)
     for path in list(run.iterdir()) if run.is_dir() else ():
-        run_of(to).mkdir(parents=True, exist_ok=True)
-        path.replace(run_of(to) / path.name)
+        if _NAME.fullmatch(path.name):
+            run_of(to).mkdir(parents=True, exist_ok=True)
+            path.replace(run_of(to) / path.name)
     remove_all(folder)

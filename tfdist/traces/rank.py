@@ -166,13 +166,14 @@ def _read_rank(run: Path, rank: int) -> RankTrace:
         )
     reading = _Reading()
     clock_ns = 0
-    for plane in xplane.planes(path):
-        if plane.name == "Task Environment":
-            clock_ns = int(plane.stats.get("profile_start_time") or 0)
-        elif plane.name == "/host:CPU":
-            reading.take_host(plane)
-        elif plane.name.startswith(_GPU):
-            reading.take_gpu(plane)
+    with xplane.whole(path):
+        for plane in xplane.planes(path):
+            if plane.name == "Task Environment":
+                clock_ns = int(plane.stats.get("profile_start_time") or 0)
+            elif plane.name == "/host:CPU":
+                reading.take_host(plane)
+            elif plane.name.startswith(_GPU):
+                reading.take_gpu(plane)
     marks = sorted(reading.marks)
     if not clock_ns or len(marks) != len(notes["executions"]) or not marks:
         raise DataError(
@@ -181,13 +182,15 @@ def _read_rank(run: Path, rank: int) -> RankTrace:
             mend="Trace the steps again",
         )
     executions = np.array(marks)
+    with xplane.whole(path):
+        results = reading.results(executions[0, 0], executions[-1, 1])
     return RankTrace(
         rank=rank,
         notes=notes,
         clock_ns=clock_ns,
         executions=executions,
         steps=[tuple(pair) for pair in notes["executions"]],
-        **reading.results(executions[0, 0], executions[-1, 1]),
+        **results,
     )
 
 

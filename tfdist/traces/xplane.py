@@ -7,6 +7,7 @@ fifty times as many.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 from array import array
@@ -127,21 +128,31 @@ def planes(path: Path) -> Iterator[Plane]:
     """Yields the planes of a file; what they give is read from it as long as the iterator lives.
 
     Raises:
-        DataError: it is damaged, or none of the profiler's.
+        DataError: nothing is in it; for other damage see ``whole``.
     """
-    from google.protobuf.message import DecodeError
-
     if path.stat().st_size == 0:
         raise _damaged(path, "nothing in it")
     with path.open("rb") as file:
         # Whoever still holds an event of it holds the mapping, too.
-        whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        space = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    for number, part in _fields(space):
+        if number == _PLANES:
+            yield Plane(part)
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[None]:
+    """Encloses the reading of a file, and of what its planes give: damage may stand anywhere.
+
+    Raises:
+        DataError: it is damaged, or none of the profiler's.
+    """
+    from google.protobuf.message import DecodeError
+
     try:
-        for number, part in _fields(whole):
-            if number == _PLANES:
-                yield Plane(part)
-    except (DecodeError, ValueError) as error:
-        raise _damaged(path, f"an error: {error}") from None
+        yield
+    except (DecodeError, ValueError, LookupError, TypeError, ArithmeticError) as error:
+        raise _damaged(path, f"an error: {error or type(error).__name__}") from None
 
 
 def _damaged(path: Path, found: str) -> DataError:

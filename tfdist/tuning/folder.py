@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,11 @@ class SearchFolder:
 
     def log(self, number: int) -> Path:
         return self.path / "logs" / f"{number:03d}.log"
+
+    def remove_trials(self) -> None:
+        """Removes what trials have written that are not to count; their processes have ended."""
+        for trial in self._trials.iterdir():
+            shutil.rmtree(trial, ignore_errors=True)
 
     @contextlib.contextmanager
     def taken(self, settings: dict[str, Any], *, resume: bool) -> Iterator[None]:

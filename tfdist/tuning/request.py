@@ -15,8 +15,10 @@ from tfdist.launch.jobs import Where
 from tfdist.runs import monitors
 from tfdist.runs.settings import Settings
 from tfdist.runs.training import find_splits, training_config
+from tfdist.traces import wish
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import check_values, option
+from tfdist.tuning import written
 from tfdist.tuning.space import Space
 
 _LOGS = [each.name for each in dataclasses.fields(Settings) if each.metadata["in_job"] == "logs"]
@@ -137,6 +139,7 @@ class Request:
         for number in range(ends):
             chosen = {name: each.ends[number % len(each.ends)] for name, each in of_space.items()}
             config = self.training(0, {}, chosen, self.data, self.output, self.settings.epochs)
+            self.options_of_train({}, chosen)
         same = {name: vars(self.search)[name] for name in _SAME if name in vars(self.search)}
         same |= {name: config[name] for name in _SAME if name in config and name not in of_space}
         kept = ("epochs", "data", "records", "working_folder")
@@ -155,9 +158,9 @@ class Request:
     ) -> dict[str, Any]:
         """Returns the configuration of a training of trial ``number``, see ``training_config``."""
         logs = {
-            name: os.path.join(folder, f"{number:03d}")
+            name: _of_trial(name, given, f"{number:03d}")
             for name in _LOGS
-            if (folder := getattr(self.settings, name)) is not None
+            if (given := getattr(self.settings, name)) is not None
         }
         config = training_config(
             self.where,
@@ -173,7 +176,12 @@ class Request:
     def options_of_train(
         self, of_model: Mapping[str, Any], of_training: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Returns what ``tfdist train --config`` reads to train a trial's model in full."""
+        """Returns what ``tfdist train --config`` reads to train a trial's model in full.
+
+        Raises:
+            OptionError: something that it cannot read.
+        """
+        split = find_splits(self.data)["train"]
         settings = replace(self.settings, **of_training)
         found = {
             "model": model_path.with_arguments(self.model, of_model),
@@ -184,7 +192,18 @@ class Request:
             for each in dataclasses.fields(table):
                 value = getattr(table, each.name)
                 if each.name != "options" and value != each.default:
-                    found[each.name.removesuffix("_s").replace("_", "-")] = value
+                    key = each.name.removesuffix("_s").replace("_", "-")
+                    found[key] = written.as_read(each.name, value, split)
         if self.where.options:
             found["option"] = [f"{name}={value}" for name, value in self.where.options.items()]
         return found
+
+
+def _of_trial(option: str, given: str, trial: str) -> str:
+    """Returns where a trial writes its logs; steps that are traced are in its run folder anyway."""
+    if option != "profile":
+        return os.path.join(given, trial)
+    asked = wish.parsed(given)
+    if asked.folder is None:
+        return given
+    return str(replace(asked, folder=os.path.join(asked.folder, trial)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,9 @@ class Found:
     @property
     def command(self) -> str:
         """What trains the best one in full: with the test, and without anything of the search."""
-        options = SearchFolder(self.folder).best_options
-        return f"tfdist train --config {options} --output {self.folder.with_name('best')}"
+        options = str(SearchFolder(self.folder).best_options)
+        output = str(self.folder.resolve().with_name("best"))  # Also beside "." and "..".
+        return shlex.join(["tfdist", "train", "--config", options, "--output", output])
 
 
 def best_of(study: Study, rows: list[Row]) -> Row | None:
@@ -54,8 +56,9 @@ def write_options(folder: SearchFolder, options: Mapping[str, Any]) -> None:
     """Writes best.yaml, which ``tfdist train --config`` reads."""
     import yaml
 
+    text = yaml.safe_dump(dict(options), sort_keys=False, allow_unicode=True)
     with replacing(folder.best_options) as temporary:
-        temporary.write_text(yaml.safe_dump(dict(options), sort_keys=False, allow_unicode=True))
+        temporary.write_text(text, encoding="utf-8")
 
 
 def draw(study: Study, folder: Path, metric: str) -> list[Path]:

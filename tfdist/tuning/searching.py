@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import errors
-from tfdist.errors import LaunchError, TfdistError, unknown_choice
+from tfdist.errors import LaunchError, OptionError, TfdistError, unknown_choice
 from tfdist.launch.failure import ending
 from tfdist.runs.files import read_history
 from tfdist.runs.folder import RunFolder
@@ -81,6 +81,8 @@ class Searching:
             is_terminated = isinstance(error, SystemExit)
             number = signal.SIGTERM if is_terminated else signal.SIGINT
             slots.end(self._running.values(), number)
+            if isinstance(error, OptionError) and not self._has_values():
+                self._folder.remove_trials()  # They can neither be gone on with nor compared.
             raise
 
     def _next(self, waiting: deque[int]) -> int | None:
@@ -96,7 +98,7 @@ class Searching:
         trial = self._study.trials[number]
         request, last = self._request, trial.last_step or 0
         if last >= request.settings.epochs:  # The process that saw it come there was killed.
-            self._end(number, "COMPLETE", trial.intermediate_values[last])
+            self._complete(number, trial.intermediate_values[last])
             free.append(slot)
             return
         asked = {"parent": os.getpid(), "in_shell": errors.in_shell}
@@ -179,11 +181,9 @@ class Searching:
             values = self._values(number)
             may_go_on = self._study.note(number, values)
             epoch = max(values)
-            if not math.isfinite(values[epoch]):
-                self._end(number, "PRUNED")
-            elif epoch < target or target == self._request.settings.epochs:
-                self._end(number, "COMPLETE", values[epoch])
-            elif not may_go_on:
+            if epoch < target or target == self._request.settings.epochs:
+                self._complete(number, values[epoch])
+            elif not math.isfinite(values[epoch]) or not may_go_on:
                 self._end(number, "PRUNED")
             else:
                 return True
@@ -193,11 +193,14 @@ class Searching:
             self._end(number, "PRUNED")
             return False
         told = last["text"] if kind == "failed" else f"its process ended with {ending(code)}"
-        if not any(each.intermediate_values for each in self._study.trials):
+        if not self._has_values():
             raise self._all_would_fail(told, kind == "failed", number)
         self._study.trial(number).set_user_attr(REASON, told)
         self._end(number, "FAIL")
         return False
+
+    def _has_values(self) -> bool:
+        return any(each.intermediate_values for each in self._study.trials)
 
     def _all_would_fail(self, told: str, is_whole: bool, number: int) -> TfdistError:
         log = self._folder.log(number)
@@ -218,6 +221,13 @@ class Searching:
             epoch: sum(rows[min(epoch, len(rows)) - 1] for rows in folds) / len(folds)
             for epoch in epochs
         }
+
+    def _complete(self, number: int, value: float) -> None:
+        """Ends a trial that has come to its last epoch."""
+        if math.isfinite(value):
+            self._end(number, "COMPLETE", value)
+        else:  # Optuna takes no such value.
+            self._end(number, "PRUNED")
 
     def _end(self, number: int, state: str, value: float | None = None) -> None:
         self._study.end(number, state, value)

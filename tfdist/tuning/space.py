@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import OptionError, unknown_choice
-from tfdist.runs.settings import SEARCHED
+from tfdist.runs.settings import SEARCHED, Settings
 
 #: The section of options of the training; all other names are arguments of the model's function.
 TRAIN = "train"
@@ -122,11 +122,19 @@ def parsed(given: Any) -> Space:
             )
     return Space(
         {name: _values(name, value) for name, value in of_model.items()},
-        {name: _values(f"{TRAIN}.{name}", value) for name, value in of_training.items()},
+        {
+            name: _values(f"{TRAIN}.{name}", value, are_whole=_is_whole(name))
+            for name, value in of_training.items()
+        },
     )
 
 
-def _values(name: str, given: Any) -> Range | Choice:
+def _is_whole(option: str) -> bool:
+    """Whether the numbers that an option of the training takes are whole ones."""
+    return Settings.__dataclass_fields__[option].type.startswith("int")
+
+
+def _values(name: str, given: Any, *, are_whole: bool = False) -> Range | Choice:
     if isinstance(given, (list, tuple)) and given:
         values = tuple(map(_number, given))
         if all(value is None or isinstance(value, (bool, int, float, str)) for value in values):
@@ -141,12 +149,12 @@ def _values(name: str, given: Any) -> Range | Choice:
         if key not in _KEYS:
             raise unknown_choice(f"part of {name} in a space", key, _KEYS)
     low, high = _number(given["low"]), _number(given["high"])
-    flags = {key: given.get(key, False) for key in ("log", "int")}
+    flags = {"log": given.get("log", False), "int": are_whole or given.get("int", False)}
     kinds = (int,) if flags["int"] is True else (int, float)
     are_numbers = all(type(end) in kinds and math.isfinite(end) for end in (low, high))
     if not are_numbers or not all(isinstance(flag, bool) for flag in flags.values()):
         raise OptionError(
-            f"{name} in a space must have numbers for low and high, whole ones where int is true",
+            f"{name} in a space must have numbers for low and high, whole ones where it counts",
             received=repr(dict(given)),
             mend=f"Write {name}: {_EXAMPLE}",
         )

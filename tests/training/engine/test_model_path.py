@@ -60,6 +60,8 @@ def test_a_trial_suggests_what_was_chosen(within):
         ("m.py:made(3)", "must be names with plain values"),
         ("m.py:made(width=open('x'))", "must be names with plain values"),
         ("m.py:made(**{})", "must be names with plain values"),
+        ("m.py:made(width=3)(name='a')", "must be names with plain values"),
+        ("m.py:made(width=3, width=4)", "must be names with plain values.*a name twice"),
         ("m.py:made(width=)", "must be names with plain values"),
         ("m.py:made(depth=3)", "depth: got an unexpected keyword argument 'depth'"),
         ("none.py:made(width=3)", "no file none.py"),

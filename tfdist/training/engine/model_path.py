@@ -74,8 +74,12 @@ def _arguments(called: str) -> dict[str, Any]:
     if "(" not in called:
         return {}
     call = ast.parse(called, mode="eval").body
-    if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
+    is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    if not is_call or call.args or any(k.arg is None for k in call.keywords):
         raise ValueError("something else than NAME=VALUE")
+    # Python refuses these when it compiles, and not when it parses.
+    if len({each.arg for each in call.keywords}) < len(call.keywords):
+        raise ValueError("a name twice")
     return {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
 
 

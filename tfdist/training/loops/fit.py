@@ -73,8 +73,13 @@ class Runs:
     # Keras' three methods -----------------------------------------------------------------------
 
     def fit(self, x: Any = None, *args: Any, **options: Any) -> tf.keras.callbacks.History:
-        with manual_updates.training():
-            return self._fit(x, by_name(tf.keras.Model.fit, args) | options)
+        try:
+            with manual_updates.training():
+                return self._fit(x, by_name(tf.keras.Model.fit, args) | options)
+        finally:
+            if self._binding.noise is not None:  # Callbacks do not hear of a fit that fails.
+                self._binding.noise = None
+                self._model.train_function = None
 
     def _fit(self, x: Any, options: dict) -> tf.keras.callbacks.History:
         self._preparation.checks_rows = bool(options.pop("check_rows", True))

@@ -37,16 +37,15 @@ class NoiseScale(tf.keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self._noise: GradientNoise | None = None
-        self._binding: Binding | None = None
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
-        binding = self._binding = binding_of(model, "tfdist.NoiseScale")
+        binding = binding_of(model, "tfdist.NoiseScale")
         _check(binding)
         if self._noise is None:
             with model.distribute_strategy.scope():
                 self._noise = GradientNoise(binding.collective)
-        binding.noise = self._noise
+        binding.noise = self._noise  # Until the fit has ended, see ``Runs.fit``.
         model.train_function = None  # One that was traced before does not measure.
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
@@ -59,11 +58,6 @@ class NoiseScale(tf.keras.callbacks.Callback):
         if logs is not None:
             is_signal = steps > 0 and signal > 0
             logs["noise_scale"] = max(0.0, variance) / signal if is_signal else float("inf")
-
-    def on_train_end(self, logs: dict | None = None) -> None:
-        assert self._binding is not None
-        self._binding.noise = None
-        self.model.train_function = None
 
 
 def _check(binding: Binding) -> None:

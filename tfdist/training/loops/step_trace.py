@@ -13,9 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import cannot_write
+from tfdist.errors import OptionError, cannot_write
+from tfdist.keras.steps import steps_per_execution
 from tfdist.traces import places
 from tfdist.training.engine.binding import binding_of
+from tfdist.training.engine.collective import Collective
 
 
 class StepTrace(tf.keras.callbacks.Callback):
@@ -51,6 +53,9 @@ class StepTrace(tf.keras.callbacks.Callback):
         self._length = 1
         self._is_over = False
 
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        self._length = steps_per_execution(self.model)
+
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         step = self._begun = batch + 1
         # A resumed epoch may begin after the last one.
@@ -75,7 +80,12 @@ class StepTrace(tf.keras.callbacks.Callback):
             self._stop()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        is_first = not self._is_over
         self._stop()
+        self._is_over = True
+        if is_first and not self._executions and self._job.is_chief:
+            asked = f"{self._first} to {self._last}"
+            print(f"tfdist: no step was traced: this epoch had none of {asked}", flush=True)
 
     def on_train_end(self, logs: dict | None = None) -> None:
         self._stop()
@@ -84,10 +94,19 @@ class StepTrace(tf.keras.callbacks.Callback):
         run = places.run_of(self._folder())
         try:
             run.mkdir(parents=True, exist_ok=True)
-            self._temporary = tempfile.TemporaryDirectory(dir=run, prefix=".tracing-")
+            self._temporary = tempfile.TemporaryDirectory(dir=run, prefix=places.UNFINISHED)
         except OSError as error:
             raise cannot_write(run, error) from error
-        tf.profiler.experimental.start(self._temporary.name)
+        try:
+            tf.profiler.experimental.start(self._temporary.name)
+        except tf.errors.AlreadyExistsError:
+            self._is_over = True
+            self._temporary.cleanup()
+            raise OptionError(
+                "profile with steps must trace alone, as a process has one profiler",
+                received="one that runs already, such as that of TensorBoard(profile_batch=...)",
+                mend="Leave profile_batch out, or profile",
+            ) from None
 
     def _stop(self) -> None:
         if self._temporary is None or self._is_over:
@@ -102,12 +121,12 @@ class StepTrace(tf.keras.callbacks.Callback):
             raise cannot_write(places.run_of(self._folder()), error) from error
 
     def _keep(self, temporary: Path) -> None:
-        job, config = binding_of(self.model, "StepTrace").collective, tf.config
+        job, config = self._job, tf.config
         (made,) = temporary.rglob("*.xplane.pb")
         run = temporary.parent
         notes = {
             "strategy": self._strategy,
-            "horovod_timeline": os.environ.get("HOROVOD_TIMELINE") if job.process == 0 else None,
+            "horovod_timeline": self._timeline() if job.process == 0 else None,
             "devices": len(
                 config.list_logical_devices("GPU") or config.list_logical_devices("CPU")
             ),
@@ -120,6 +139,15 @@ class StepTrace(tf.keras.callbacks.Callback):
         (temporary / "notes").write_text(json.dumps(notes) + "\n")
         os.replace(made, places.events_of(run, job.process))
         os.replace(temporary / "notes", places.notes_of(run, job.process))
+
+    @property
+    def _job(self) -> Collective:
+        return binding_of(self.model, "StepTrace").collective
+
+    def _timeline(self) -> str | None:
+        """Returns where Horovod itself writes what it does, if it does."""
+        path = os.environ.get("HOROVOD_TIMELINE")
+        return os.path.abspath(path) if path and self._strategy == "horovod" else None
 
 
 def _layers(model: Any) -> list[Any]:
