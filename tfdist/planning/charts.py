@@ -7,7 +7,7 @@ from pathlib import Path
 from tfdist.planning.report import Plan
 from tfdist.records import charts
 
-_PARTS = ("weights", "gradients", "slots")
+_PARTS = ("weights", "slots", "gradients")
 
 
 def draw(plan: Plan, target: Path) -> None:
@@ -34,16 +34,29 @@ def draw(plan: Plan, target: Path) -> None:
 def _memory(axes, plan: Plan) -> None:
     rows = [row for row in reversed(plan.rows) if row.needs is not None]
     labels = [row.name for row in rows]
+    most = max((row.peak for row in rows), default=1.0)
+    unit, name = (1e9, "GB") if most > 1e9 else (1e6, "MB")
     before = [0.0] * len(rows)
     for part in _PARTS:
-        sizes = [getattr(row.needs, part) / 1e9 for row in rows]
+        # The peak may come before all gradients are there.
+        sizes = [
+            min(getattr(row.needs, part) / unit, row.peak / unit - held)
+            for row, held in zip(rows, before, strict=True)
+        ]
         axes.barh(labels, sizes, left=before, label=part)
         before = [one + other for one, other in zip(before, sizes, strict=True)]
-    rest = [row.peak / 1e9 - held for row, held in zip(rows, before, strict=True)]
+    rest = [row.peak / unit - held for row, held in zip(rows, before, strict=True)]
     axes.barh(labels, rest, left=before, label="activations and the rest")
-    rooms = [row.room / 1e9 for row in rows]
-    axes.plot(rooms, labels, "k|", markersize=18, markeredgewidth=2, label="what a device has")
-    axes.set_xlabel("GB on the device that holds most")
+    label = f"{name} on the device that holds most"
+    rooms = [row.room for row in rows]
+    if rooms and min(rooms) < 4 * most:
+        axes.plot(
+            *([room / unit for room in rooms], labels, "k|"),
+            **{"markersize": 18, "markeredgewidth": 2, "label": "what a device has"},
+        )
+    elif rooms:  # Beside it nothing else would be seen.
+        label += f", of at least {min(rooms) / 1e9:,.1f} GB"
+    axes.set_xlabel(label)
     axes.tick_params(axis="y", labelsize=8)
     axes.legend(fontsize=8)
 
