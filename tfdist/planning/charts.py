@@ -52,7 +52,9 @@ def _memory(axes, plan: Plan) -> None:
     if rooms and min(rooms) < 4 * most:
         axes.plot(
             *([room / unit for room in rooms], labels, "k|"),
-            **{"markersize": 18, "markeredgewidth": 2, "label": "what a device has"},
+            markersize=18,
+            markeredgewidth=2,
+            label="what a device has",
         )
     elif rooms:  # Beside it nothing else would be seen.
         label += f", of at least {min(rooms) / 1e9:,.1f} GB"
