@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import psutil
 import pytest
@@ -39,6 +40,21 @@ class Sink:
 
     def run(self, job: Job) -> supervisor.Outcome:
         return supervisor.run(job, on_line=self.on_line, on_event=self.on_event)
+
+
+def test_another_thread_may_have_a_job_ended():
+    stop = threading.Event()
+    code = "from tfdist.launch.events import emit; emit({'event': 'here'}); "
+    code += "import time; time.sleep(90)"
+    job = dataclasses.replace(local.job(python(code)), stop=stop)
+    began = psutil.Process().children(recursive=True)
+
+    def take(rank: int, event: dict) -> None:
+        stop.set()
+
+    with pytest.raises(SystemExit):
+        supervisor.run(job, on_line=Sink().on_line, on_event=take)
+    assert psutil.Process().children(recursive=True) == began
 
 
 RANK = "import os, sys, time; from tfdist import topology; rank = topology.current().rank; "

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks import apart
@@ -57,6 +60,21 @@ def test_a_rank_needs_its_weights_and_its_share_of_the_rows(model):
     assert single.largest_batch(single.peak(_ROWS)) == _ROWS
     assert "nothing" in str(wrong)
     assert "a client takes what single takes" in str(federated)
+
+
+def test_what_ends_a_plan_ends_its_processes(model):
+    """Ctrl-C and SIGTERM come as exceptions in the thread that waits, while others watch."""
+    before = psutil.Process().children(recursive=True)
+    waiting = threading.main_thread()
+
+    def interrupt(row: int, event: dict) -> None:
+        if event["event"] == "started":
+            signal.pthread_kill(waiting.ident, signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        find_needs(model, [("single", {}, 1)] * 6, rows=_ROWS, on_event=interrupt)
+    assert psutil.Process().children(recursive=True) == before
+    assert not [one for one in threading.enumerate() if one.name.startswith("tfdist-needs")]
 
 
 def test_rows_are_a_whole_number(model):
