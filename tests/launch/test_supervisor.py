@@ -44,17 +44,20 @@ class Sink:
 
 def test_another_thread_may_have_a_job_ended():
     stop = threading.Event()
-    code = "from tfdist.launch.events import emit; emit({'event': 'here'}); "
-    code += "import time; time.sleep(90)"
+    code = "from tfdist.launch.events import emit; import os, time; "
+    code += "emit({'event': 'here', 'pid': os.getpid()}); time.sleep(90)"
     job = dataclasses.replace(local.job(python(code)), stop=stop)
-    began = psutil.Process().children(recursive=True)
+    pids = []
 
     def take(rank: int, event: dict) -> None:
-        stop.set()
+        if event["event"] == "here":
+            pids.append(event["pid"])
+            stop.set()
 
     with pytest.raises(SystemExit):
         supervisor.run(job, on_line=Sink().on_line, on_event=take)
-    assert psutil.Process().children(recursive=True) == began
+    assert len(pids) == 1
+    assert not psutil.pid_exists(pids[0])
 
 
 RANK = "import os, sys, time; from tfdist import topology; rank = topology.current().rank; "

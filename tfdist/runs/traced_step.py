@@ -31,6 +31,8 @@ _HOME = "CPU:1"
 # Times the batch that is planned for: with few rows the peak is that of gradients, and does not
 # grow; two large ones tell how it grows.
 _TIMES = (1, 8, 16)
+# Of a mesh, whose trace fixes its rows, so that each batch is made.
+_TIMES_OF_MESH = (1, 2, 4)
 # What a line may miss of a traced peak: more, and the peak has another cause.
 _MISSES = 0.01
 
@@ -64,19 +66,20 @@ def needs_of(
         of_each = len(tf.config.list_logical_devices("CPU")) if is_divided else 1
         ranks = max(1, devices // of_each) if options.get("replicas") or not is_divided else 1
         share = math.ceil(rows / ranks) if is_divided else rows
-        steps = [_of_batch(strategy, model, times * share) for times in _TIMES]
+        times = _TIMES_OF_MESH if name == "mesh" else _TIMES
+        steps = _of_batches(strategy, model, [each * share for each in times], name)
     once, most = steps[0], steps[-1]
     device = home if home == _HOME else max(once.most, key=lambda each: once.most[each])
     held = {key: getattr(once, key)[device] for key in ("weights", "gradients", "slots")}
     # With more rows another device may hold most.
     peaks = [each.most[home] if home == _HOME else max(each.most.values()) for each in steps]
-    per_row = (peaks[2] - peaks[1]) / (rows * (_TIMES[2] - _TIMES[1]))
-    without_rows = peaks[1] - per_row * rows * _TIMES[1]
+    per_row = (peaks[2] - peaks[1]) / (rows * (times[2] - times[1]))
+    without_rows = peaks[1] - per_row * rows * times[1]
     is_flat = without_rows + per_row * rows < (1 - _MISSES) * peaks[0]
     # The graph of mirrored is that of all devices.
     traced_ranks = ranks if name in ("mirrored", "parameter_server") else 1
     flops, crossing = once.flops * ranks / traced_ranks, once.crossing
-    more_rows = rows * (_TIMES[2] - _TIMES[0])
+    more_rows = rows * (times[2] - times[0])
     flops_per_row = (most.flops - once.flops) / more_rows * ranks / traced_ranks
     crossing_per_row = (most.crossing - once.crossing) / more_rows
     # Of divided weights each rank has the gradients of its own, which are sums of all others'.
@@ -200,6 +203,14 @@ def _check_products(operations: Sequence[step_graph.Operation], flops: Sequence[
 def most_on_each(strategy: Any, model: Any, rows: int) -> dict[str, int]:
     """Returns device -> the most bytes there in a step of ``rows`` rows, variables included."""
     return _of_batch(strategy, model, rows).most
+
+
+def _of_batches(strategy: Any, model: Any, batches: Sequence[int], name: str) -> list[_Step]:
+    if name == "mesh":
+        return [_of_batch(strategy, model, rows) for rows in batches]
+    # Rows that are traced are made, and a large batch may not fit here.
+    traced = _traced(strategy, model, batches[0])
+    return [_Step(model, traced, math.ceil(rows / strategy.num_replicas)) for rows in batches]
 
 
 def _of_batch(strategy: Any, model: Any, rows: int) -> _Step:
