@@ -80,7 +80,7 @@ def test_replicas_of_a_softmax_do_the_same_products(model, tmp_path):
     assert single.flops_per_row == horovod.flops_per_row == 2 * 2 * 256 * 64 + 3 * 2 * 64 * 10
     # With 16 rows gradients are more than activations.
     assert single.least == single.peak(16) > single.weights + single.gradients
-    assert horovod.per_row == pytest.approx(single.per_row / 2, rel=0.05)
+    assert horovod.per_row == pytest.approx(single.per_row / 2, rel=0.1)
 
 
 @pytest.mark.long
