@@ -62,6 +62,10 @@ class LaunchError(TfdistError):
     """Processes that could not be started, or that did not end as they should."""
 
 
+class SilentError(LaunchError):
+    """A job that has told nothing for too long."""
+
+
 class RankFailedError(LaunchError):
     """A rank that ended as it should not, and its job with it.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 import tfdist as package
-from tfdist.errors import ModelError, OptionError
+from tfdist.errors import LaunchError, ModelError, OptionError
 from tfdist.planning.needs import Needs
-from tfdist.runs import planning, short_runs
+from tfdist.runs import largest_batch, planning
+from tfdist.runs.largest_batch import Try
 
 
 def _needs_of(model, asked, *, rows, on_event):
@@ -98,12 +98,13 @@ def test_a_chart(plan, tmp_path):
         (["--devices", "h100:8", "--plot", "plan.svg"], "must be written to a .png file"),
         (["--devices", "h100:8", "--region", "mars"], "the region of the carbon table must be"),
         (["--devices", "h100:8", "--device-file", "no.yaml"], "no.yaml must be readable"),
-        (["--devices", "h100:8", "--profile", "data"], "--profile must run on a machine with"),
+        (["--devices", "h100:8", "--profile", "data"], "and 1 GPU here, of 2 that it takes"),
+        (["--devices", "h100:8", "--find-batch"], "and 1 GPU here, of 8 that it takes"),
         (["--devices", "cpu:2x2", "--find-batch"], "--find-batch must run on a machine with"),
     ],
 )
 def test_a_mistake_is_one_line(plan, options, message, monkeypatch):
-    monkeypatch.setattr(short_runs, "_DRIVER", Path("no driver"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     code, out, err = plan(*options)
     assert code == 2
     assert out == ""
@@ -136,7 +137,11 @@ def test_several_trainings(tfdist, tmp_path):
         ([], "must have --model and --devices, or --jobs, but found neither"),
         (["--model", "model.py:mlp"], "but found one of the two"),
         (["--jobs", "none.yaml"], "none.yaml must be readable"),
-        (["--jobs", "none.yaml", "--devices", "t4"], "but found --devices. Leave one of them out"),
+        (["--jobs", "none.yaml", "--devices", "t4"], "but found --devices. Leave"),
+        (
+            ["--jobs", "none.yaml", "--plot", "a.png", "--find-batch"],
+            "--find-batch and --plot",
+        ),
     ],
 )
 def test_what_goes_together(tfdist, options, message):
@@ -144,6 +149,24 @@ def test_what_goes_together(tfdist, options, message):
     assert code == 2
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_batch_that_cannot_be_found_leaves_the_plan(plan, monkeypatch):
+    def fail(*given, on_try, **options):
+        on_try(Try(rows=32, fits=True))
+        raise LaunchError("processes must start", received="none")
+
+    monkeypatch.setattr(largest_batch, "find_batch", fail)
+    code, out, _ = plan("--devices", "cpu:1", "--find-batch")
+    assert code == 0
+    assert "tried   a global batch of 32 fits" in out
+    assert "tried   nothing found: processes must start, but found none." in out
+
+
+def test_a_rank_makes_no_plan(model_file, monkeypatch):
+    monkeypatch.setenv("TFDIST_RANK_PROGRAM", "1")
+    with pytest.raises(OptionError, match=r"tfdist\.plan must be called by the program"):
+        package.plan(f"{model_file}:mlp", "v100:4")
 
 
 def test_in_python(model_file, monkeypatch):

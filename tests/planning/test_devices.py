@@ -116,6 +116,13 @@ def test_a_file_of_ones_own(tmp_path):
             "devices: {a: {memory_gib: 1, tflops: 3, link: b, network: b, source: x}}",
             "float32 and mixed",
         ),
+        ("devices: {4090: {}}", "names, which are text, to rows, but found the name 4090"),
+        (
+            "devices: {a: {memory_gib: 1, tflops: {float32: 1, mixed: 1}, link: 1, network: b, "
+            "source: x}}",
+            "devices.a.link of .* must be text, but found 1",
+        ),
+        ("instances: {a: {device: t4, devices: 2.5, network: b}}", "a whole number, but found 2.5"),
         ("share_of_peak: 2", "at most 1"),
         ("a: [", "must be YAML"),
     ],

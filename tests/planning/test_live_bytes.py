@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tfdist.planning.live_bytes import most_on_each
 from tfdist.planning.step_graph import Operation
 
@@ -34,6 +36,14 @@ def test_elementwise_kernels_take_the_buffer_of_a_dead_input():
     assert most_on_each(graph(("Iterator", 10, []), ("Neg", 10, [0]))) == {"CPU:0": 10}
     both = graph(("Iterator", 10, []), ("Neg", 10, [0]), ("Pad", 1, [1, 0]))
     assert most_on_each(both) == {"CPU:0": 21}
+
+
+def test_each_output_of_several_is_the_buffer_of_its_own_input():
+    operations = graph(("Iterator", 10, []), ("Iterator", 30, []), ("IdentityN", 10, [0, 1]))
+    both = replace(operations[2], shapes=((10,), (30,)), sizes=(10, 30))
+    reader = replace(operations[0], name="Pad_3", kind="Pad", inputs=((2, 1),), sizes=(5,))
+    # Of the second alone there is a reader; the first is left when it was handed on.
+    assert most_on_each([*operations[:2], both, reader]) == {"CPU:0": 40}
 
 
 def test_what_is_handed_on_is_one_buffer_and_variables_are_none():

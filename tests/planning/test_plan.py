@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -68,8 +69,8 @@ def test_a_row_by_hand():
         ("mirrored", {"shard": "optimizer"}, 6 * 3.4e-6 + 1.5 * 4e8 / 150e9),
         # 3 buckets of 128 MiB, 6 latencies each.
         ("horovod", {}, 3 * 6 * 3.4e-6 + 1.5 * 4e8 / 150e9),
-        # 4 workers, one server.
-        ("parameter_server", {}, 2 * 3.4e-6 + 8 * 4e8 / 150e9),
+        # One of 4 workers has the batch; one server.
+        ("parameter_server", {}, 2 * 3.4e-6 + 2 * 4e8 / 150e9),
         # A quarter of what crosses on each device.
         ("mesh", {"model": 4}, 3.4e-6 + 6e8 / 4 / 150e9),
         ("mesh", {"model": 2, "batch": 2}, 3.4e-6 + 6e8 / 4 / 150e9),
@@ -131,9 +132,11 @@ def test_what_was_measured_takes_the_place_of_defaults():
 def test_mixed_precision_takes_the_other_rate():
     plain, mixed = Candidate("single"), Candidate("single", {"precision": "mixed_float16"})
     cluster = TABLE.cluster("v100")
-    found = [needs_of(plain), needs_of(mixed)]
-    rows = make_rows([plain, mixed], found, cluster, 64, Speed())
+    found = [needs_of(plain), needs_of(mixed, half=1.0), needs_of(plain, half=0.5)]
+    rows = make_rows([plain, mixed, plain], found, cluster, 64, Speed())
     assert rows[1].speed_up == pytest.approx(125 / 15.7)
+    # A model whose file sets the policy says so by its graph; here half is in float32.
+    assert rows[2].speed_up == pytest.approx(1 / (0.5 + 0.5 * 15.7 / 125))
 
 
 def test_what_is_moved_away_travels_there_and_back():
@@ -142,6 +145,27 @@ def test_what_is_moved_away_travels_there_and_back():
     rows = make_rows([plain, away], found, TABLE.cluster("v100"), 100, Speed())
     assert rows[1].sent.size == pytest.approx(2 * 100 * 6e7)
     assert rows[1].step_s == pytest.approx(rows[0].step_s + 5.7e-6 + 1.2e10 / 24e9)
+
+
+def test_a_step_of_few_rows_takes_what_its_gradients_do():
+    needs = needs_of(Candidate("single"), per_row=1e6, least=1.7e9)
+    assert needs.peak(10) == 1.7e9
+    assert needs.peak(200) == pytest.approx(1.6e9 + 2e8)
+    assert needs.largest_batch(1.69e9) == 0
+    assert needs.largest_batch(1.7e9) == 100
+    flat = needs_of(Candidate("single"), per_row=0.0, least=1.7e9)
+    assert (flat.largest_batch(1.6e9), flat.largest_batch(2e9)) == (0, None)
+
+
+def test_a_step_without_products_has_no_known_time():
+    cluster = TABLE.cluster("v100:2")
+    asked = [Candidate("single"), Candidate("mirrored", {}, 2)]
+    found = [replace(needs_of(each), flops_per_row=0.0) for each in asked]
+    made = make_plan(asked, found, cluster, 64, speed=Speed(), several="horovod")
+    assert made.scaling is None
+    assert made.advice.row.candidate == asked[0]
+    assert "not known" in made.advice.reason
+    assert any(line.startswith("computing: not known") for line in made.sources)
 
 
 # What is compared ---------------------------------------------------------------------------------

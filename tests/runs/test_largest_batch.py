@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.errors import OptionError
+from tfdist.errors import OptionError, SilentError
 from tfdist.runs import largest_batch
 from tfdist.runs.largest_batch import Try, find_batch
 
@@ -42,6 +42,32 @@ def test_a_batch_is_doubled_until_the_most_is_reached(model, monkeypatch):
     assert find_batch(model, "single", on_try=tried.append) == 64
     assert [(one.rows, one.fits) for one in tried] == [(32, True), (64, True)]
     assert str(tried[0]) == "a global batch of 32 fits"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "workers", "unit"),
+    [
+        ("single", {"accumulate_steps": 4}, None, 4),
+        ("mirrored", {"devices": 2, "accumulate_steps": 4}, None, 8),
+        ("horovod", {}, None, 2),
+        ("pipeline", {"stages": 2, "microbatches": 8}, None, 8),
+        ("pipeline", {"stages": 2, "microbatches": 8, "replicas": "horovod"}, 3, 24),
+        ("mesh", {"batch": 5, "model": 2}, None, 5),
+    ],
+)
+def test_every_batch_is_one_that_the_strategy_takes(
+    strategy, options, workers, unit, model, monkeypatch
+):
+    tried = []
+
+    def run(module, config, where, on_event):
+        tried.append(config["rows"])
+        if config["rows"] > 3 * unit:
+            raise SilentError("be heard", received="nothing")
+
+    monkeypatch.setattr(largest_batch.ranks, "run", run)
+    assert find_batch(model, strategy, options, workers=workers) == 3 * unit
+    assert all(rows % unit == 0 for rows in tried)
 
 
 @pytest.mark.long

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks import apart
@@ -57,6 +60,54 @@ def test_a_rank_needs_its_weights_and_its_share_of_the_rows(model):
     assert single.largest_batch(single.peak(_ROWS)) == _ROWS
     assert "nothing" in str(wrong)
     assert "a client takes what single takes" in str(federated)
+
+
+_SOFTMAX = """
+from tensorflow import keras
+
+def model_fn(jit_compile=False, run_eagerly=False):
+    hidden = [keras.layers.Dense(64, "relu"), keras.layers.Dense(10, "softmax")]
+    model = keras.Sequential([keras.Input((256,)), *hidden])
+    loss = "sparse_categorical_crossentropy"
+    model.compile("sgd", loss, jit_compile=jit_compile, run_eagerly=run_eagerly)
+    return model
+"""
+
+
+def test_replicas_of_a_softmax_do_the_same_products(model, tmp_path):
+    (tmp_path / "model.py").write_text(_SOFTMAX)
+    single, horovod = find_needs(model, [("single", {}, 1), ("horovod", {}, 2)], rows=16)
+    assert single.flops_per_row == horovod.flops_per_row == 2 * 2 * 256 * 64 + 3 * 2 * 64 * 10
+    # With 16 rows gradients are more than activations.
+    assert single.least == single.peak(16) > single.weights + single.gradients
+    assert horovod.per_row == pytest.approx(single.per_row / 2, rel=0.1)
+
+
+@pytest.mark.long
+def test_xla_is_seen_through_and_no_graph_is_refused(model, tmp_path):
+    (tmp_path / "model.py").write_text(_SOFTMAX)
+    (compiled,) = find_needs(f"{model}(jit_compile=True)", [("single", {}, 1)], rows=16)
+    assert compiled.flops_per_row == 2 * 2 * 256 * 64 + 3 * 2 * 64 * 10
+    (refusal,) = find_needs(f"{model}(run_eagerly=True)", [("single", {}, 1)], rows=16)
+    assert "with run_eagerly=True" in str(refusal)
+
+
+@pytest.mark.long
+def test_what_ends_a_plan_ends_its_processes(model):
+    """Ctrl-C and SIGTERM come as exceptions in the thread that waits, while others watch."""
+    pids = []
+    waiting = threading.main_thread()
+
+    def interrupt(row: int, event: dict) -> None:
+        if event["event"] == "started":
+            pids.append(event["pid"])
+            signal.pthread_kill(waiting.ident, signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        find_needs(model, [("single", {}, 1)] * 6, rows=_ROWS, on_event=interrupt)
+    assert pids
+    assert not any(map(psutil.pid_exists, pids))
+    assert not [one for one in threading.enumerate() if one.name.startswith("tfdist-needs")]
 
 
 def test_rows_are_a_whole_number(model):

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from tfdist.cli import voice
 from tfdist.cli.console import stdout
-from tfdist.errors import OptionError
+from tfdist.errors import OptionError, spelt
 from tfdist.planning.report import Plan
 from tfdist.runs.planning import plan
 
@@ -101,7 +102,7 @@ def command(
     if jobs is not None:
         from tfdist.cli.plan_jobs import show
 
-        _refuse_beside_jobs(model, devices)
+        _refuse_beside_jobs()
         show(jobs, device_file)
         return
     if model is None or devices is None:
@@ -128,6 +129,8 @@ def command(
             if event["event"] == "needs":
                 traced.append(number)
                 status.update(f"{doing}: {len(traced)} steps traced")
+            if event["event"] == "tried":
+                stdout().print(f"tried   {event['text']}")
             voice.take(number, event)
 
         made = plan(
@@ -149,14 +152,19 @@ def command(
         stdout().print(f"chart   {target}", soft_wrap=True)
 
 
-def _refuse_beside_jobs(model: str | None, devices: str | None) -> None:
-    given = {"--model": model, "--devices": devices}
-    named = [name for name, value in given.items() if value is not None]
+def _refuse_beside_jobs() -> None:
+    context = click.get_current_context()
+    named = [
+        spelt(name)
+        for name in context.params
+        if name not in ("jobs", "device_file")
+        and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
     if named:
         raise OptionError(
-            "--jobs must be given without a model, for its file says what each takes",
-            received=" and ".join(named),
-            mend="Leave one of them out",
+            "--jobs must be given without what is of one model, for its file says what each takes",
+            received=" and ".join(sorted(named)),
+            mend="Leave that out, or --jobs",
         )
 
 
@@ -166,6 +174,8 @@ def _print(made: Plan, costs: Costs) -> None:
     console.print(f"take    {made.advice.reason}", soft_wrap=True)
     if made.found_batch is not None:
         console.print(f"tried   {made.found_batch:,} rows a step fit, the most that was tried")
+    if made.not_found is not None:
+        console.print(f"tried   nothing found: {made.not_found}", soft_wrap=True)
     for row in made.rows:
         if row.refusal is not None:
             console.print(f"refused {row.name}: {row.refusal}", soft_wrap=True)
@@ -210,7 +220,7 @@ def _rows_table(made: Plan) -> Table:
 
 def _largest(row: Row, batch: int) -> str:
     """Bytes of some steps do not grow with the batch, as far as two batches tell."""
-    if row.fits and row.largest_batch < batch:
+    if row.largest_batch is None or (row.fits and row.largest_batch < batch):
         return f"≥ {batch:,}"
     return f"{row.largest_batch:,}" if row.largest_batch < 1e6 else "> a million"
 
@@ -219,8 +229,10 @@ def _scaling_table(made: Plan, costs: Costs) -> Table:
     from rich.table import Table
 
     one = made.global_batch_size
+    fits = "" if made.rows[0].fits else f"; {one:,} rows do NOT FIT on one, as the replicas are"
     table = Table(
-        title=f"replicas of one device: the same {one:,} rows a step, or {one:,} on each device",
+        title=f"replicas of one device: the same {one:,} rows a step, or {one:,} on each device"
+        + fits,
         title_justify="left",
     )
     titles = ("devices", "hosts", "same: a step", "speed-up", "efficiency", "each: rows/s")

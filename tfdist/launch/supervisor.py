@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tfdist.errors import LaunchError
+from tfdist.errors import LaunchError, SilentError
 from tfdist.launch import events
 from tfdist.launch.cleanup import TERM_GRACE_S
 from tfdist.launch.failure import VERDICTS, ending
@@ -65,6 +65,7 @@ class Job:
             checkpoint) ``start_timeout_s`` is added.
         elasticity: of a job that goes on when ranks are lost; None where each is needed.
         is_local: whether its ranks have nobody to talk to on other machines.
+        stop: what another thread sets to have it ended, as Ctrl-C reaches the main thread alone.
     """
 
     command: list[str]
@@ -76,6 +77,7 @@ class Job:
     stall_timeout_s: float | None = None
     elasticity: Elasticity | None = None
     is_local: bool = False
+    stop: threading.Event | None = None
 
 
 @dataclass
@@ -114,8 +116,8 @@ def run(
         LaunchError: a rank did not start in time, the job fell silent, or too few workers of an
             elastic job are left. All of it has been ended.
         KeyboardInterrupt: Ctrl-C. All of it has been ended.
-        SystemExit: with code 143, on SIGTERM. Ranks that keep checkpoints have had the time for
-            one; all of it has been ended.
+        SystemExit: with code 143, on SIGTERM, when ranks that keep checkpoints have had the time
+            for one; or by ``Job.stop``. All of it has been ended.
     """
     watch = _Watch(job, on_line, on_event or (lambda rank, event: None))
     try:
@@ -198,6 +200,8 @@ class _Watch:
                         selector.unregister(key.fileobj)
                 if not ready and guard.poll() is not None:
                     break  # a process that the guard could not end may hold the pipes open
+                if self._job.stop is not None and self._job.stop.is_set():
+                    sys.exit(128 + signal.SIGTERM)
                 self._look(guard.pid)
                 self._check_deadlines()
                 self._check_last_call()
@@ -366,7 +370,7 @@ class _Watch:
         more = self._job.start_timeout_s if self._last_event[rank].get("long") else 0.0
         return self._job.stall_timeout_s + more
 
-    def _stalled(self, now: float, limit: float) -> LaunchError:
+    def _stalled(self, now: float, limit: float) -> SilentError:
         stopped = self._stopped(self._started)
         oldest = min(self._heard_at[rank] for rank in self._stopped_s or self._heard_at)
         # Ranks work in step: those that fell silent first hold the others up.
@@ -374,7 +378,7 @@ class _Watch:
             rank for rank, at in self._heard_at.items() if at - oldest < 2 * _TICK_S
         )
         silence = "silence" if stopped else "silence, first"
-        return LaunchError(
+        return SilentError(
             f"a running job must report progress at least every {limit:g} s",
             received=f"{silence} of {_ranks(first)}, {now - oldest:.0f} s ago: "
             + self._place(first[0])

@@ -40,11 +40,17 @@ def advise(rows: Sequence[Row], batch: int) -> Advice:
         return Advice(None, _nothing_fits(exact, batch))
     fastest = min(row.step_s for row in fitting)
     chosen = next(row for row in fitting if _NEARLY * row.step_s <= fastest)
+    if chosen.needs is not None and not chosen.needs.computes:
+        chosen = fitting[0]
     return Advice(chosen, _reason(chosen, known[0], fitting))
 
 
 def _reason(chosen: Row, one: Row, fitting: Sequence[Row]) -> str:
     name = chosen.name
+    if chosen.needs is not None and not chosen.needs.computes:
+        return (
+            f"{name}: the simplest that fits; how fast it is is not known, as it has no products."
+        )
     if one.candidate.devices == 1 and not one.fits:
         return (
             f"{name}: a step does not fit on one device as it is ({gigabytes(one.peak)} of "
@@ -73,7 +79,7 @@ def _nothing_fits(rows: Sequence[Row], batch: int) -> str:
         f"nothing fits: the least that a step of {batch:,} rows takes is {gigabytes(least.peak)} "
         f"({least.name}) of {gigabytes(least.room)}"
     )
-    most = max(rows, key=lambda row: row.largest_batch)
+    most = max(rows, key=lambda row: row.largest_batch or 0)
     if most.largest_batch:
         return f"{told}; {most.name} takes {most.largest_batch:,} rows at most."
     return f"{told}; take more devices, or those with more memory."

@@ -248,6 +248,8 @@ def _check(value: Any, path: Path) -> None:
         if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
             refuse(part, repr(rows)[:80], "map names to rows")
         for name, row in rows.items():
+            if not isinstance(name, str):
+                refuse(part, f"the name {name!r}", "map names, which are text, to rows")
             if set(row) != fields:
                 known_fields = ", ".join(sorted(fields))
                 received = ", ".join(map(str, row)) or "none"
@@ -259,6 +261,11 @@ def _check_numbers(where: str, row: Mapping[str, Any], refuse: Any) -> None:
     for field in ("memory_gib", "gigabytes_per_s", "latency_us", "devices"):
         if field in row and not _is_number(row[field]):
             refuse(f"{where}.{field}", repr(row[field]), "be a number above 0")
+    if not isinstance(row.get("devices", 1), int):
+        refuse(f"{where}.devices", repr(row["devices"]), "be a whole number")
+    for field in ("link", "network", "device"):
+        if not isinstance(row.get(field, ""), str):
+            refuse(f"{where}.{field}", repr(row[field]), "be text")
     rates = row.get("tflops", {})
     if "tflops" in row and (
         not isinstance(rates, dict)

@@ -108,7 +108,7 @@ class _Execution:
         operation = self._operations[number]
         for slot, size in enumerate(operation.sizes):
             places = self._places(number, slot)
-            buffer = self._shared(operation, size)
+            buffer = self._shared(operation, slot, size)
             if buffer is None:
                 is_own = operation.kind not in ("Const", *_OF_VARIABLES)
                 counted = 0 if operation.kind in _OF_VARIABLES else size
@@ -124,9 +124,12 @@ class _Execution:
         waiting = [each for each in readers if self._missing[each] > 0]
         return collections.Counter(self._operations[reader].device for reader in waiting)
 
-    def _shared(self, operation: Operation, size: int) -> _Buffer | None:
+    def _shared(self, operation: Operation, output: int, size: int) -> _Buffer | None:
         """Returns the buffer of an input that the output is written into, if there is one."""
-        for source, slot in operation.inputs:
+        given = operation.inputs
+        if operation.kind == "IdentityN":
+            given = given[output : output + 1]
+        for source, slot in given:
             buffer = self._held.get((source, slot, operation.device))
             if buffer is None:
                 continue

@@ -26,11 +26,11 @@ class Speed:
     share_of_peak: float | None = None
     overlap: Overlap = field(default_factory=Overlap)
 
-    def of(self, cluster: Cluster, precision: str) -> float:
-        """Returns operations a second of one device."""
-        kind = "mixed" if precision.startswith("mixed") else "float32"
+    def of(self, cluster: Cluster, half: float) -> float:
+        """Returns operations a second of one device, of which the share ``half`` is in 16 bits."""
+        rates = cluster.device.flops_per_s
         share = cluster.share_of_peak if self.share_of_peak is None else self.share_of_peak
-        return cluster.device.flops_per_s[kind] * share
+        return share / (half / rates["mixed"] + (1 - half) / rates["float32"])
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Row:
         refusal: why it does.
         peak: bytes on the device that holds most.
         room: bytes that a step may fill there.
-        largest_batch: rows of the largest global batch that fits; 0: none does.
+        largest_batch: rows of the largest global batch that fits; 0: none does; None: this one
+            does, and bytes do not grow with the rows as far as they were traced.
         sent: its messages.
         compute_s, step_s: seconds of computing alone, and of a step.
         speed_up: how many times as fast as one device without options is.
@@ -68,7 +69,7 @@ class Row:
     refusal: str | None = None
     peak: float = 0.0
     room: float = 0.0
-    largest_batch: int = 0
+    largest_batch: int | None = 0
     sent: Sent = field(default_factory=Sent)
     compute_s: float = 0.0
     step_s: float = 0.0
@@ -164,7 +165,7 @@ def compute_seconds(
 ) -> float:
     """Returns the seconds of computing of a step: operations over those that all devices do in a
     second; of a pipeline, with the time in which its stages wait."""
-    rate = speed.of(cluster, str(candidate.options.get("precision", "float32")))
+    rate = speed.of(cluster, needs.half)
     seconds = (needs.flops + needs.flops_per_row * rows) / candidate.devices / rate
     if candidate.strategy == "pipeline":
         options = candidate.options
@@ -180,9 +181,10 @@ def messages_of(needs: Needs, candidate: Candidate, cluster: Cluster, rows: int)
     """
     crossing = needs.crossing + needs.crossing_per_row * rows
     if candidate.strategy == "parameter_server":
+        # A global batch goes to one worker, which alone pulls weights and pushes gradients for it.
         # tfdist starts one server unless it is told otherwise.
-        seconds = messages.parameter_server(needs.summed, cluster.devices, 1, cluster.slowest)
-        return Sent(2.0 * needs.summed * cluster.devices, seconds)
+        seconds = messages.parameter_server(needs.summed, 1, 1, cluster.slowest)
+        return Sent(2.0 * needs.summed, seconds)
     if candidate.options.get("shard") == "weights":
         # Weights are gathered for the way forward and for the way back, and gradients scattered.
         seconds = 1.5 * hierarchical(needs.summed, cluster)

@@ -23,10 +23,12 @@ class Plan:
         global_batch_size: rows of a step.
         rows: a row for each strategy with its options, the simplest first.
         advice: which of them to take (``advice.row``), and why (``advice.reason``).
-        scaling: replicas on 1 to 1024 devices; None where the model is refused on one device.
+        scaling: replicas on 1 to 1024 devices; None where the model is refused on one device, or
+            has no products, so that the time is not known.
         sources: where each kind of number comes from: measured, the device file, or a default.
         found_batch: rows of the largest global batch of ``advice.row`` that was tried and fits;
-            None where none was tried.
+            None where none was tried, or that failed.
+        not_found: why trying failed; None where it did not.
     """
 
     cluster: Cluster
@@ -36,6 +38,7 @@ class Plan:
     scaling: Scaling | None
     sources: tuple[str, ...]
     found_batch: int | None = None
+    not_found: str | None = None
 
     def __str__(self) -> str:
         return self.advice.reason
@@ -56,6 +59,7 @@ class Plan:
             "scaling": [vars(point) for point in scaling.points] if scaling else [],
             "last_that_pays": scaling and scaling.last_that_pays,
             "found_batch": self.found_batch,
+            "not_found": self.not_found,
             "sources": list(self.sources),
         }
 
@@ -87,12 +91,12 @@ def make_plan(
         global_batch_size=rows,
         rows=table,
         advice=advise(table, rows),
-        scaling=one and scale(one, cluster, rows, speed, several),
-        sources=tuple(_sources(cluster, speed, measured)),
+        scaling=scale(one, cluster, rows, speed, several) if one and one.computes else None,
+        sources=tuple(_sources(cluster, speed, measured, one)),
     )
 
 
-def _sources(cluster: Cluster, speed: Speed, measured: str | None) -> list[str]:
+def _sources(cluster: Cluster, speed: Speed, measured: str | None, one: Needs | None) -> list[str]:
     device, overlap = cluster.device, speed.overlap
     of_memory = "measured here" if device.name == CPU else "device file"
     lines = [
@@ -100,7 +104,9 @@ def _sources(cluster: Cluster, speed: Speed, measured: str | None) -> list[str]:
         f"memory: {of_memory}, {cluster.usable_memory:.0%} of {device.memory / 2**30:.3g} GiB; "
         f"the rest is a default for what engines keep ({device.source})",
     ]
-    if measured is None:
+    if one is not None and not one.computes:
+        lines.append("computing: not known, as the step has no products; a step is its messages")
+    elif measured is None:
         rates = device.flops_per_s["float32"] / 1e12, device.flops_per_s["mixed"] / 1e12
         lines += [
             f"computing: device file, {rates[0]:.4g} TFLOP/s in float32, {rates[1]:.4g} mixed, "

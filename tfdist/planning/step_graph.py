@@ -32,6 +32,7 @@ class Operation:
         shapes: of the outputs; an unknown dimension counts 1.
         sizes: bytes of the outputs.
         attributes: those that the counting of operations reads.
+        is_open: whether a number that it reads or gives has a dimension that is unknown.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Operation:
     shapes: tuple[tuple[int, ...], ...]
     sizes: tuple[int, ...]
     attributes: Mapping[str, Any]
+    is_open: bool = False
 
 
 def of(traced: Any, rows: int) -> list[Operation]:
@@ -167,7 +169,7 @@ def _optimized(graph: Any, traced: Any) -> Any:
 
 
 #: What tells a product's size beside its shapes.
-_READ = ("transpose_a", "adj_x", "equation", "data_format")
+_READ = ("transpose_a", "adj_x", "equation")
 
 
 def _listed(graph: Any, home: str) -> list[Operation]:
@@ -192,6 +194,10 @@ def _listed(graph: Any, home: str) -> list[Operation]:
                     for shape, output in zip(shapes, each.outputs, strict=True)
                 ),
                 attributes={name: each.get_attr(name) for name in _READ if name in attributes},
+                is_open=any(
+                    tensor.dtype.is_floating and not tensor.shape.is_fully_defined()
+                    for tensor in (*each.inputs, *each.outputs)
+                ),
             )
         )
     return found

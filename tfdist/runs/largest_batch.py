@@ -6,13 +6,15 @@ fit may end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist.errors import LaunchError, RankFailedError
+from tfdist.errors import RankFailedError, SilentError
 from tfdist.launch.jobs import Where
 from tfdist.runs import ranks
+from tfdist.strategies import spec_of
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import check_count
 
@@ -53,7 +55,8 @@ def find_batch(
 ) -> int:
     """Returns the rows of the largest global batch that two steps of a training fit with.
 
-    Doubles until one does not fit, then halves the distance, to within 5 %.
+    Doubles until one does not fit, then halves the distance, to within 5 %. All are multiples of
+    the rows that every replica and microbatch takes at least.
 
     Args:
         model: "FILE.py:NAME", as ``tfdist train`` takes it.
@@ -66,12 +69,14 @@ def find_batch(
         on_try: called after each.
 
     Returns:
-        0 where not even one row fits.
+        0 where not even the least batch fits.
 
     Raises:
         TfdistError: a mistake of the user's, which no smaller batch mends.
-        RankFailedError: a process failed with one row, and not for want of memory.
+        RankFailedError: a process failed with the least batch, and not for want of memory.
+        LaunchError: processes could not be started.
     """
+    ranks.refuse_within_rank("find_batch")
     model_path.check(model)
     for name, value in (("room", room), ("workers", workers)):
         if value is not None:
@@ -84,26 +89,37 @@ def find_batch(
         stall_timeout_s=deadline_s,
     )
 
-    def fits(rows: int) -> bool:
-        tried = _try({"model": model, "rows": rows, "room": room}, where)
+    unit = _unit(where)
+
+    def fits(units: int) -> bool:
+        config = {"model": model, "rows": units * unit, "room": room}
+        tried = _try(config, where, is_least=units == 1)
         on_try(tried)
         return tried.fits
 
-    low, high = 0, _FIRST
+    low, high = 0, -(-_FIRST // unit)
     while fits(high):
         low, high = high, 2 * high
-        if low >= _MOST:
-            return low
+        if low * unit >= _MOST:
+            return low * unit
     while high - low > max(1, _NEAR * low):
         middle = (low + high) // 2
         if fits(middle):
             low = middle
         else:
             high = middle
-    return low
+    return low * unit
 
 
-def _try(config: dict[str, Any], where: Where) -> Try:
+def _unit(where: Where) -> int:
+    """Returns the rows of the least global batch that a strategy takes, and divides evenly."""
+    named = ("accumulate_steps", "microbatches", "batch", "devices")
+    counts = [where.options[name] for name in named if isinstance(where.options.get(name), int)]
+    has_ranks = bool(spec_of(where.strategy, where.options).launchers)
+    return math.prod(counts) * (where.workers or 2 if has_ranks else 1)
+
+
+def _try(config: dict[str, Any], where: Where, *, is_least: bool) -> Try:
     told: list[str] = []
 
     def take(_: int, event: dict[str, Any]) -> None:
@@ -114,10 +130,10 @@ def _try(config: dict[str, Any], where: Where) -> Try:
     try:
         ranks.run(RANK, config, where, take)
     except RankFailedError as error:
-        if "full" not in told and config["rows"] == 1:
+        if "full" not in told and is_least:
             raise
         failed = error.received
-    except LaunchError as error:
+    except SilentError as error:
         failed = error.received
     if "full" in told:
         failed = "out of memory"

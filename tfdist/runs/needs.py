@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tfdist.errors import OptionError, TfdistError
+from tfdist.errors import LaunchError, OptionError, TfdistError
 from tfdist.launch.jobs import Where
 from tfdist.planning.needs import Needs
 from tfdist.runs import ranks
@@ -39,9 +40,11 @@ def find_needs(
     Raises:
         ModelError: there is no such file.
         OptionError: ``rows`` is no such number.
+        LaunchError: a process that traces a step died, or fell silent.
     """
     model_path.check(model)
     check_count("global_batch_size", rows)
+    stop = threading.Event()
 
     def found(number: int) -> Needs | TfdistError:
         strategy, options, devices = asked[number]
@@ -62,11 +65,18 @@ def find_needs(
         try:
             # One process, wherever the strategy itself has several.
             where = Where(strategy="single", options={}, workers=1, stall_timeout_s=_TIMEOUT_S)
-            ranks.run(RANK, config, where, take)
+            ranks.run(RANK, config, where, take, stop=stop)
+        except LaunchError:
+            raise
         except TfdistError as error:
             return error
         assert told, strategy  # It tells, or fails.
         return told[0]
 
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="tfdist-needs") as pool:
-        return list(pool.map(found, range(len(asked))))
+        try:
+            return list(pool.map(found, range(len(asked))))
+        except BaseException:  # Ctrl-C and SIGTERM too, which come to this thread alone.
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise

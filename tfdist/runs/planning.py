@@ -15,7 +15,7 @@ from tfdist.planning.devices import DeviceTable
 from tfdist.planning.needs import Needs
 from tfdist.planning.plan import Speed
 from tfdist.planning.report import Plan, make_plan
-from tfdist.runs import short_runs
+from tfdist.runs import ranks, short_runs
 from tfdist.runs.training import find_splits
 from tfdist.strategies import spec_of
 from tfdist.training.engine import model_path
@@ -51,23 +51,25 @@ def plan(
         on_event: is told what the processes say.
 
     Returns:
-        The plan: ``rows``, ``advice``, ``scaling``, ``sources``, ``found_batch``.
+        The plan: ``rows``, ``advice``, ``scaling``, ``sources``, ``found_batch``, ``not_found``.
 
     Raises:
         TfdistError: a mistake of the user's.
+        LaunchError: a process that traces a step died, or fell silent.
     """
+    ranks.refuse_within_rank("tfdist.plan")
     check_count("global_batch_size", global_batch_size, 1)
     named = model_path.of(model)
     model_path.check(named)
     cluster = DeviceTable.load(device_file).cluster(devices)
-    follow_program(os.environ, named.rpartition(":")[0])
+    follow_program(os.environ, model_path.parts(named)[0])
     check_versions()
     train = None
     if profile is not None:
-        short_runs.check_is_here(cluster, "profile")
+        short_runs.check_is_here(cluster, "profile", 2)
         train = find_splits(os.fspath(profile))["train"]
     if find_batch:
-        short_runs.check_is_here(cluster, "find_batch")
+        short_runs.check_is_here(cluster, "find_batch", cluster.devices)
     several = of_several()
     asked = candidates(cluster, global_batch_size, several=several)
     found = _needs_of(
@@ -77,7 +79,7 @@ def plan(
         on_event=on_event,
     )
     speed, measured = Speed(), None
-    if train is not None and isinstance(found[0], Needs):
+    if train is not None and isinstance(found[0], Needs) and found[0].computes:
         speed, measured = short_runs.measure(
             named, train, found[0], cluster, global_batch_size, several
         )
@@ -92,10 +94,13 @@ def plan(
     )
     if not find_batch or made.advice.row is None:
         return made
-    return replace(made, found_batch=_largest_batch(named, made.advice.row.candidate))
+    try:
+        return replace(made, found_batch=_largest_batch(named, made.advice.row.candidate, on_event))
+    except TfdistError as error:  # The plan took minutes, and holds.
+        return replace(made, not_found=str(error))
 
 
-def _largest_batch(model: str, candidate: Candidate) -> int:
+def _largest_batch(model: str, candidate: Candidate, on_event: OnEvent) -> int:
     from tfdist.runs.largest_batch import find_batch
 
     name, options = candidate.strategy, dict(candidate.options)
@@ -107,6 +112,7 @@ def _largest_batch(model: str, candidate: Candidate) -> int:
         name,
         options,
         workers=candidate.replicas if has_ranks else None,
+        on_try=lambda tried: on_event(0, {"event": "tried", "text": str(tried)}),
     )
 
 

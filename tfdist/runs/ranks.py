@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,7 +57,7 @@ def asked(call: str, model: Any, *, verbose: bool = True, **given: Any) -> Where
         OptionError: it cannot be had, or a rank asks for it.
         EngineMissingError: the TensorFlow or the Keras here is none that it runs on.
     """
-    _refuse_within_rank(call)
+    refuse_within_rank(call)
     follow_program(os.environ, model_path.parts(model_path.of(model))[0])
     check_versions()
     where = Where(**given)
@@ -72,7 +73,7 @@ def asked(call: str, model: Any, *, verbose: bool = True, **given: Any) -> Where
     return where
 
 
-def _refuse_within_rank(call: str) -> None:
+def refuse_within_rank(call: str) -> None:
     """Raises OptionError where this process is a rank, which has imported the model's file."""
     if _IS_RANK in os.environ:
         raise OptionError(
@@ -90,6 +91,7 @@ def run(
     *,
     max_restarts: int = 0,
     on_restart: Callable[[int, str], None] = lambda number, reason: None,
+    stop: threading.Event | None = None,
 ) -> None:
     """Runs ``python -m module CONFIG`` on every rank, to the end.
 
@@ -101,6 +103,7 @@ def run(
             tfdist prints on one, and "restart".
         max_restarts: see ``tfdist.launch.restarts``.
         on_restart: called with the number of a restart and the reason for it.
+        stop: see ``Job``.
 
     Raises:
         TfdistError: a rank met a mistake of the user's, which no restart mends; the message is the
@@ -115,6 +118,7 @@ def run(
         told = config | {"strategy": where.strategy, "options": where.options}
         told |= {"resume": True} if attempt else {}
         job = where.job([sys.executable, "-m", module, json.dumps(told)])
+        job = replace(job, stop=stop)
         # TensorFlow reports missing CUDA libraries as errors; what matters it raises.
         job.env.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         job.env[_IS_RANK] = "1"

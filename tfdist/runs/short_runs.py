@@ -15,19 +15,24 @@ from tfdist.planning.step_time import fit_overlap
 from tfdist.runs.progress import Silent
 from tfdist.runs.settings import Settings, Start
 from tfdist.runs.training import carry_out, training_config
+from tfdist.topology.gpus import visible_gpus
 
 # The first epoch traces; of the others the median counts.
 _EPOCHS, _STEPS = 4, 12
-_DRIVER = Path("/dev/nvidiactl")
 
 
-def check_is_here(cluster: Cluster, option: str) -> None:
-    """Raises OptionError: the devices are not those of this machine, on which ``option`` runs."""
-    has_them = cluster.device.name == CPU or _DRIVER.exists()
-    if cluster.hosts > 1 or not has_them:
+def check_is_here(cluster: Cluster, option: str, least: int) -> None:
+    """Raises OptionError: the devices are not those of this machine, on which ``option`` runs.
+
+    Args:
+        least: devices that it runs on.
+    """
+    here = least if cluster.device.name == CPU else len(visible_gpus())
+    if cluster.hosts > 1 or here < least:
         raise OptionError(
             f"{spelt(option)} must run on a machine with the devices that are planned for",
-            received=cluster.describe() + ("" if has_them else ", and no GPU here"),
+            received=cluster.describe()
+            + ("" if here >= least else f", and {here or 'no'} GPU here, of {least} that it takes"),
             mend="Leave it out, or plan for the devices that are here",
         )
 
@@ -52,7 +57,7 @@ def measure(
     of_two = rows if is_cpu else 2 * of_one
     alone = _step_seconds(model, train, of_one, Where(strategy="single", options={}, workers=1))
     together = _step_seconds(model, train, of_two, Where(strategy=several, options={}, workers=2))
-    peak = cluster.of(1).device.flops_per_s["float32"]
+    peak = Speed(share_of_peak=1.0).of(cluster.of(1), needs.half)
     share = (needs.flops + needs.flops_per_row * of_one) / alone / peak
     sending = messages.ring(needs.gradients, 2, cluster.link)
     told = (

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,13 @@ from tfdist.training.steps.row_probe_rows import made_up
 
 # Where offload moves something from, if it does: the host's CPU is CPU:0.
 _HOME = "CPU:1"
+# Times the batch that is planned for: with few rows the peak is that of gradients, and does not
+# grow; two large ones tell how it grows.
+_TIMES = (1, 8, 16)
+# Of a mesh, whose trace fixes its rows, so that each batch is made.
+_TIMES_OF_MESH = (1, 2, 4)
+# What a line may miss of a traced peak: more, and the peak has another cause.
+_MISSES = 0.01
 
 
 class _Traced(Exception):
@@ -52,20 +59,29 @@ def needs_of(
     strategy = _strategy(name, options, devices)
     with _home(strategy, options), strategy:
         model = strategy.build(model_fn)
+        _check_has_graph(model)
+        model.jit_compile = False  # XLA's step would be one operation.
         home = step_graph.short(tf.zeros([]).device)
         is_divided = spec_of(name).divides_model
         of_each = len(tf.config.list_logical_devices("CPU")) if is_divided else 1
         ranks = max(1, devices // of_each) if options.get("replicas") or not is_divided else 1
         share = math.ceil(rows / ranks) if is_divided else rows
-        once, twice = (_of_batch(strategy, model, batch) for batch in (share, 2 * share))
+        times = _TIMES_OF_MESH if name == "mesh" else _TIMES
+        steps = _of_batches(strategy, model, [each * share for each in times], name)
+    once, most = steps[0], steps[-1]
     device = home if home == _HOME else max(once.most, key=lambda each: once.most[each])
     held = {key: getattr(once, key)[device] for key in ("weights", "gradients", "slots")}
-    per_row = (twice.most[device] - once.most[device]) / rows
+    # With more rows another device may hold most.
+    peaks = [each.most[home] if home == _HOME else max(each.most.values()) for each in steps]
+    per_row = (peaks[2] - peaks[1]) / (rows * (times[2] - times[1]))
+    without_rows = peaks[1] - per_row * rows * times[1]
+    is_flat = without_rows + per_row * rows < (1 - _MISSES) * peaks[0]
     # The graph of mirrored is that of all devices.
     traced_ranks = ranks if name in ("mirrored", "parameter_server") else 1
     flops, crossing = once.flops * ranks / traced_ranks, once.crossing
-    flops_per_row = (twice.flops - once.flops) / rows * ranks / traced_ranks
-    crossing_per_row = (twice.crossing - once.crossing) / rows
+    more_rows = rows * (times[2] - times[0])
+    flops_per_row = (most.flops - once.flops) / more_rows * ranks / traced_ranks
+    crossing_per_row = (most.crossing - once.crossing) / more_rows
     # Of divided weights each rank has the gradients of its own, which are sums of all others'.
     parts = ranks if options.get("shard") == "weights" else 1
     needs = Needs(
@@ -73,10 +89,12 @@ def needs_of(
         options=dict(options),
         devices=ranks * of_each,
         **held,
-        fixed=once.most[device] - sum(held.values()) - per_row * rows,
+        fixed=without_rows - sum(held.values()),
         per_row=per_row,
+        least=peaks[0] if is_flat else 0.0,
         flops=flops - flops_per_row * rows,
         flops_per_row=flops_per_row,
+        half=once.half_flops / once.flops if once.flops else 0.0,
         summed=held["gradients"] * parts if ranks > 1 else 0,
         crossing=crossing - crossing_per_row * rows if is_divided else 0.0,
         crossing_per_row=crossing_per_row if is_divided else 0.0,
@@ -85,6 +103,15 @@ def needs_of(
         moved = needs.weights + needs.gradients
         return dataclasses.replace(needs, slots=0, summed=0, crossing=moved)
     return needs
+
+
+def _check_has_graph(model: Any) -> None:
+    if model.run_eagerly:
+        raise ModelError(
+            "a step that is planned must be a graph",
+            received=f"model '{model.name}' with run_eagerly=True",
+            mend="Compile it without run_eagerly",
+        )
 
 
 def _strategy(name: str, options: Mapping[str, Any], devices: int) -> Any:
@@ -128,7 +155,7 @@ class _Step:
     Attributes:
         weights, slots, gradients: device -> bytes.
         most: device -> the most bytes there at any time of a step, variables included.
-        flops: operations on all devices.
+        flops, half_flops: operations on all devices, and those of them in 16 bits.
         crossing: bytes that go from one device to another.
     """
 
@@ -139,9 +166,16 @@ class _Step:
         live = live_bytes.most_on_each(operations)
         self.most = {device: most + held[device] for device, most in live.items()}
         shapes = [each.shapes for each in operations]
-        self.flops = sum(
+        flops = [
             flops_of(each, [shapes[source][slot] for source, slot in each.inputs])
             for each in operations
+        ]
+        _check_products(operations, flops)
+        self.flops = sum(flops)
+        self.half_flops = sum(
+            count
+            for each, count in zip(operations, flops, strict=True)
+            if count and each.sizes[0] == 2 * math.prod(each.shapes[0])
         )
         sent = {
             (source, slot, each.device): operations[source].sizes[slot]
@@ -152,9 +186,31 @@ class _Step:
         self.crossing = sum(sent.values())
 
 
+def _check_products(operations: Sequence[step_graph.Operation], flops: Sequence[float]) -> None:
+    """Raises ModelError: one has a size that only shows when it runs; it would count as one row."""
+    open_ones = [
+        each.name for each, count in zip(operations, flops, strict=True) if count and each.is_open
+    ]
+    if open_ones:
+        raise ModelError(
+            "a step that is planned must have products of known sizes",
+            received=f"operation '{open_ones[0]}', whose size shows when it runs",
+            mend="Leave out what chooses rows by their values, as boolean_mask does, or try the "
+            "largest batch with `tfdist bench`",
+        )
+
+
 def most_on_each(strategy: Any, model: Any, rows: int) -> dict[str, int]:
     """Returns device -> the most bytes there in a step of ``rows`` rows, variables included."""
     return _of_batch(strategy, model, rows).most
+
+
+def _of_batches(strategy: Any, model: Any, batches: Sequence[int], name: str) -> list[_Step]:
+    if name == "mesh":
+        return [_of_batch(strategy, model, rows) for rows in batches]
+    # Rows that are traced are made, and a large batch may not fit here.
+    traced = _traced(strategy, model, batches[0])
+    return [_Step(model, traced, math.ceil(rows / strategy.num_replicas)) for rows in batches]
 
 
 def _of_batch(strategy: Any, model: Any, rows: int) -> _Step:

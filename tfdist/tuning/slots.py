@@ -16,8 +16,8 @@ from typing import Any
 
 from tfdist.errors import OptionError, spelt
 from tfdist.launch import hosts
+from tfdist.topology.gpus import VISIBLE, visible_gpus
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 # After SIGTERM the ranks have 20 s for a checkpoint, and 110 s where they write one: see
 # ``launch.supervisor``. After Ctrl-C they are ended at once.
 _SECONDS_TO_END = {signal.SIGTERM: 125.0, signal.SIGINT: 20.0}
@@ -41,12 +41,12 @@ def divided(parallel: int, workers: int) -> list[Slot]:
     Raises:
         OptionError: there are GPUs, and fewer.
     """
-    gpus = _gpus()
+    gpus = visible_gpus()
     if gpus and len(gpus) < parallel:
         raise OptionError(
             "each trial that runs beside others must have a GPU of its own",
             received=f"{spelt('parallel', parallel)} with {len(gpus)} GPUs",
-            mend=f"Give {spelt('parallel', len(gpus))}, or hide them: {_VISIBLE}=-1",
+            mend=f"Give {spelt('parallel', len(gpus))}, or hide them: {VISIBLE}=-1",
         )
     each = len(gpus) // parallel
     has_cores = parallel > 1 and hosts.physical_cores() // parallel >= workers
@@ -58,16 +58,6 @@ def divided(parallel: int, workers: int) -> list[Slot]:
         )
         for number in range(parallel)
     ]
-
-
-def _gpus() -> list[str]:
-    """Returns the GPUs that this process may use; TensorFlow, which knows, is not started."""
-    told = os.environ.get(_VISIBLE)
-    if told is not None:
-        names = [name.strip() for name in told.split(",") if name.strip()]
-        return [] if "-1" in names else names
-    count = sum(path.name[6:].isdecimal() for path in Path("/dev").glob("nvidia[0-9]*"))
-    return [str(number) for number in range(count)]
 
 
 @dataclass
@@ -95,7 +85,7 @@ def start(number: int, module: str, request: dict[str, Any], slot: Slot, log: Pa
     Args:
         log: what it prints is added to this file.
     """
-    env = os.environ | ({} if slot.gpus is None else {_VISIBLE: slot.gpus})
+    env = os.environ | ({} if slot.gpus is None else {VISIBLE: slot.gpus})
     request = request | {"cpus": slot.cpus}
     with log.open("ab") as printed:
         process = subprocess.Popen(
