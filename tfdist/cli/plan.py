@@ -211,7 +211,7 @@ def _rows_table(made: Plan) -> Table:
             _largest(row, made.global_batch_size),
             size(row.sent.size) if row.sent.size else "",
             seconds(row.sent.seconds) if row.sent.seconds else "",
-            seconds(row.step_s),
+            seconds(row.step_s) if row.step_s else "",
             f"{row.speed_up:.2f}" if row.speed_up else "",
             style="bold" if row is made.advice.row else None,
         )
