@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tfdist.tuning.results import Found
-    from tfdist.tuning.rows import Row
+    from tfdist.tuning.rows import TrialRow
 
 _EPILOG = """\b
 Examples:
@@ -105,15 +105,15 @@ def command(
 
 
 @contextlib.contextmanager
-def _shown(request: Request) -> Iterator[Callable[[Row], None]]:
+def _shown(request: Request) -> Iterator[Callable[[TrialRow], None]]:
     """Encloses a search that is shown: as a table that grows, or in a pipe as lines."""
     from rich.live import Live
 
-    rows: dict[int, Row] = {}
+    rows: dict[int, TrialRow] = {}
     console = stdout()
     live = Live(console=console, transient=True, auto_refresh=False)
 
-    def take(row: Row) -> None:
+    def take(row: TrialRow) -> None:
         before, rows[row.number] = rows.get(row.number), row
         has_changed = before is None or (before.state, before.params) != (row.state, row.params)
         voice.tell("trial", metric=request.search.metric, **_told(row))
@@ -126,11 +126,11 @@ def _shown(request: Request) -> Iterator[Callable[[Row], None]]:
         yield take
 
 
-def _told(row: Row) -> dict[str, Any]:
+def _told(row: TrialRow) -> dict[str, Any]:
     return {"trial": row.number, **{k: v for k, v in vars(row).items() if k != "number"}}
 
 
-def _line(row: Row, metric: str) -> str:
+def _line(row: TrialRow, metric: str) -> str:
     value = "" if row.value is None else f"  {metric} {row.value:.4g} after epoch {row.epoch}"
     why = f"  {row.reason}" if row.reason else ""
     return f"trial {row.number}  {row.state}{value}  {_chosen(row.params)}{why}"
@@ -141,7 +141,7 @@ def _chosen(params: dict[str, Any]) -> str:
     return "  ".join(f"{name} {value}" for name, value in shown.items())
 
 
-def _table(rows: list[Row], metric: str) -> Table:
+def _table(rows: list[TrialRow], metric: str) -> Table:
     from rich.table import Table
 
     table = Table("trial", "state", "epoch", metric, "chosen")

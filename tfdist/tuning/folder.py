@@ -17,7 +17,7 @@ from tfdist.training.engine.folder_lock import FolderLock
 from tfdist.tuning import study
 
 if TYPE_CHECKING:
-    from tfdist.tuning.rows import Row
+    from tfdist.tuning.rows import TrialRow
 
 MARK = ".tfdist-search"
 
@@ -115,7 +115,7 @@ class SearchFolder:
                 mend="Give " + ", ".join(f"{name}={before.get(name)}" for name in changed),
             )
 
-    def write_table(self, rows: Sequence[Row]) -> None:
+    def write_table(self, rows: Sequence[TrialRow]) -> None:
         """Writes trials.csv: a row for each trial, a column for each that was chosen."""
         names = list(dict.fromkeys(name for row in rows for name in row.params))
         with replacing(self.table) as temporary, temporary.open("w", newline="") as file:

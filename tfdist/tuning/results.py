@@ -13,7 +13,7 @@ from tfdist.runs.files import replacing
 from tfdist.tuning.folder import SearchFolder
 
 if TYPE_CHECKING:
-    from tfdist.tuning.rows import Row
+    from tfdist.tuning.rows import TrialRow
     from tfdist.tuning.study import Study
 
 
@@ -29,8 +29,8 @@ class Found:
     """
 
     folder: Path
-    rows: list[Row]
-    best: Row | None
+    rows: list[TrialRow]
+    best: TrialRow | None
     charts: list[Path]
 
     @property
@@ -46,7 +46,7 @@ class Found:
         return shlex.join(["tfdist", "train", "--config", options, "--output", output])
 
 
-def best_of(study: Study, rows: list[Row]) -> Row | None:
+def best_of(study: Study, rows: list[TrialRow]) -> TrialRow | None:
     """Returns the best trial that has come to its end, of equal ones the first."""
     complete = [each for each in study.trials if each.state.name == "COMPLETE"]
     return rows[study.optuna.best_trial.number] if complete else None

@@ -10,7 +10,7 @@ STATES = {"RUNNING": "running", "COMPLETE": "done", "PRUNED": "ended early", "FA
 
 
 @dataclass(frozen=True)
-class Row:
+class TrialRow:
     """A trial, as a table has it.
 
     Attributes:

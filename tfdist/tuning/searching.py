@@ -20,7 +20,7 @@ from tfdist.runs.folder import RunFolder
 from tfdist.tuning import slots
 from tfdist.tuning.folder import SearchFolder
 from tfdist.tuning.request import Request
-from tfdist.tuning.rows import STATES, Row
+from tfdist.tuning.rows import STATES, TrialRow
 from tfdist.tuning.slots import Running, Slot
 from tfdist.tuning.space import TRAIN
 from tfdist.tuning.study import DEFINED, REASON, Study
@@ -42,7 +42,7 @@ class Searching:
         folder: SearchFolder,
         study: Study,
         data: list[str],
-        on_change: Callable[[Row], None],
+        on_change: Callable[[TrialRow], None],
     ):
         self._request = request
         self._folder = folder
@@ -56,7 +56,7 @@ class Searching:
         self._targets: dict[int, int] = {}
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TrialRow]:
         return [self._row(number) for number in range(len(self._study.trials))]
 
     def run(self) -> None:
@@ -233,7 +233,7 @@ class Searching:
         self._study.end(number, state, value)
         self._on_change(self._row(number))
 
-    def _row(self, number: int) -> Row:
+    def _row(self, number: int) -> TrialRow:
         trial = self._study.trials[number]
         epoch, value = trial.last_step, None
         if epoch is not None:
@@ -242,7 +242,7 @@ class Searching:
         if seen:
             epoch = max(seen)
             value = sum(seen[epoch]) / len(seen[epoch])
-        return Row(
+        return TrialRow(
             number,
             STATES[trial.state.name],
             epoch,

@@ -18,7 +18,7 @@ from tfdist.tuning import space as spaces
 from tfdist.tuning.folder import SearchFolder
 from tfdist.tuning.request import Request, Search
 from tfdist.tuning.results import Found
-from tfdist.tuning.rows import Row
+from tfdist.tuning.rows import TrialRow
 from tfdist.tuning.searching import Searching
 from tfdist.tuning.study import Study
 
@@ -37,7 +37,7 @@ def tune(
     folds: int | None = None,
     resume: bool = False,
     max_restarts: int = 0,
-    on_change: Callable[[Row], None] = lambda row: None,
+    on_change: Callable[[TrialRow], None] = lambda row: None,
     **training: Any,
 ) -> Found:
     """Searches for hyperparameters, on Optuna: what ``tfdist tune`` does.
@@ -99,7 +99,7 @@ def tune(
     return carry_out(request, resume=resume, on_change=on_change)
 
 
-def carry_out(request: Request, *, resume: bool, on_change: Callable[[Row], None]) -> Found:
+def carry_out(request: Request, *, resume: bool, on_change: Callable[[TrialRow], None]) -> Found:
     """Searches as ``request`` says; see ``tune`` for what it returns and raises."""
     study.imported()
     folder = SearchFolder(request.output)
