@@ -110,7 +110,8 @@ class DataParallel(Strategy):
 
     def _find_speeds(self) -> None:
         """Finds the speeds of ranks that have just been connected; all of them call it."""
-        self._speeds = rank_speeds.found(self._device_speeds, self.connect())
+        if self._device_speeds is not None:
+            self._speeds = rank_speeds.found(self._device_speeds, self.connect())
 
     #: Whether ``offload="optimizer"`` is for it.
     slots_can_be_offloaded: ClassVar[bool] = False

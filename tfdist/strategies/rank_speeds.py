@@ -39,7 +39,7 @@ def found(given: Any, collective: Collective) -> tuple[float, ...] | None:
     Raises:
         OptionError: other ranks than numbers.
     """
-    if given is None or collective.num_processes == 1:
+    if collective.num_processes == 1:
         return None
     is_measured = given == MEASURE
     speeds = tuple(collective.gather(_measured())) if is_measured else tuple(map(float, given))

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.training.engine.binding import Binding, binding_of
-from tfdist.training.steps.custom_steps import STEPS
+from tfdist.training.steps.custom_steps import own_steps
 from tfdist.training.steps.gradient_noise import GradientNoise
 
 
@@ -67,7 +67,7 @@ def _check(binding: Binding) -> None:
     received = None
     if binding.sharded is not None:
         received = f"{options.dividing_option}, where no replica has the whole gradient"
-    elif any(getattr(type(model), step) is not getattr(tf.keras.Model, step) for step in STEPS[:1]):
+    elif "train_step" in own_steps(model):
         received = f"a train_step of its own, of model '{model.name}'"
     elif not shares and options.accumulate_steps == 1:
         received = "a batch that one replica takes whole"

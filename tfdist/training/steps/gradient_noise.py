@@ -33,7 +33,6 @@ class GradientNoise:
 
     def __init__(self, collective: Collective):
         self._collective = collective
-        self._squares: list[tf.Tensor] = []
         # Each replica adds to its own; they are read as a mean, once in an epoch.
         self.sums = tf.Variable(
             tf.zeros([_SUMS]),
