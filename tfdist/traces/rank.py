@@ -35,8 +35,9 @@ _FUNCTIONS = re.compile(
     r"(Stateful)?PartitionedCall|_?(Stateless)?(If|While|Case)|RemoteCall|SymbolicGradient"
 )
 _GPU, _STREAM, _KERNEL = "/device:GPU:", "Stream #", "kernel"
-# What runs outside of a function.
-_NO_CALL = 0
+# What runs outside of a function, and what runs on a thread of tf.data in a function that had
+# begun before the trace did.
+_NO_CALL, _CALL_OF_DATA = 0, -1
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class _Reading:
         self._started: dict[tuple[int, str], list[tuple[float, str]]] = {}
         self._done: dict[tuple[int, str], list[float]] = {}
         self._sent: dict[tuple[int, str], float] = {}
-        self._of_data: set[int] = set()
+        self._of_data: set[int] = {_CALL_OF_DATA}
         self._has_gpu = False
 
     def take_host(self, plane: xplane.Plane) -> None:
@@ -256,7 +257,8 @@ class _Reading:
         # An operation stands within what its thread does for a call of a function.
         runs.sort()
         begun = np.array([-np.inf, *(run[0] for run in runs)])
-        calls = np.array([_NO_CALL, *(run[1] for run in runs)], np.int64)
+        outside = _CALL_OF_DATA if is_of_data else _NO_CALL
+        calls = np.array([outside, *(run[1] for run in runs)], np.int64)
         of = calls[np.searchsorted(begun, line.times[:, 0], side="right") - 1]
         labels = {
             int(number): (name.removesuffix(f":{kind}"), kind)
