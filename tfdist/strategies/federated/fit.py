@@ -110,6 +110,7 @@ class FederatedFit:
                 clients, clients_dropped, clients_failed, bytes_down, bytes_up, round_seconds and
                 epsilon. Its ``rounds`` is a list of ``Round``, which names the clients.
             """
+            options.pop("check_rows", None)  # Clients take Keras' own steps: nothing is tried.
             _refuse_settled(options)
             feed = self._clients(x, y, batch_size).weighted_by_class(class_weight)
             refuse_xla(self._model)  # It may have been compiled anew.
