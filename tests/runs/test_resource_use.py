@@ -67,9 +67,15 @@ def test_what_cannot_be_read_is_no_figure_and_no_error():
 def test_a_thread_samples_until_it_is_left_even_by_an_error():
     meter = _Meter(*(Reading({"memory_mib": float(n)}, {"cpu_s": n / 1e6}) for n in range(5)))
     before = threading.active_count()
-    with pytest.raises(KeyboardInterrupt), ResourceUse([meter], interval_s=0.001) as use:
-        assert meter.has_ended.wait(30)
-        raise KeyboardInterrupt
+    use = ResourceUse([meter], interval_s=0.001)
+
+    def broken_off() -> None:
+        with use:
+            assert meter.has_ended.wait(30)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken_off()
     assert threading.active_count() == before
     assert use.take()["memory_peak_mib"] == 4
 
