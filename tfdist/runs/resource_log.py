@@ -37,8 +37,9 @@ class ResourceLog:
         if event["event"] == "restart":
             self._begun.clear()
         elif event["event"] == "resources":
-            row = {name: value for name, value in event.items() if name != "event"}
-            epoch, rank = (row[name] for name in _PLACE)
+            epoch, rank = (event[name] for name in _PLACE)
+            figures = {k: v for k, v in event.items() if k not in ("event", *_PLACE)}
+            row = {"epoch": epoch, "rank": rank, **figures}
             if epoch not in self._begun:  # It may have been trained before, by other ranks.
                 self._rows = {key: row for key, row in self._rows.items() if key[0] < epoch}
                 self._begun.add(epoch)

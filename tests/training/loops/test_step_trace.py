@@ -83,8 +83,10 @@ def test_what_data_compute_is_none_of_the_steps(tmp_path):
         return x + 0 * tf.reduce_sum(tf.linalg.matmul(made, made)), y
 
     found = _traced(tmp_path, (6, 9), map_fn=hard)
-    assert {each.layer for each in found.longest} & {"only"}
-    assert not any("stateless" in name.lower() for name in found.traces[0].compute.names)
+    # Which of the step's own take longest, a busy machine decides.
+    names = [name.lower() for name in found.traces[0].compute.names]
+    assert any("only/matmul" in name for name in names)
+    assert not any("stateless" in name for name in names)
 
 
 @pytest.mark.parametrize(
