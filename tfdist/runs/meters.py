@@ -136,7 +136,7 @@ def of_rank(local_rank: int) -> list[Meter]:
 
     found: list[Meter] = [*Rapl.found()] if local_rank == 0 else []
     gpus = tf.config.get_visible_devices("GPU")
-    nvml = [*Nvml.found([_name(gpu.name) for gpu in gpus])]
+    nvml = [*Nvml.found([cuda_name(gpu.name) for gpu in gpus])]
     found += nvml
     if gpus and not any(each.has_energy for each in nvml):
         details = map(tf.config.experimental.get_device_details, gpus)
@@ -147,7 +147,7 @@ def of_rank(local_rank: int) -> list[Meter]:
     return found
 
 
-def _name(gpu: str) -> str:
+def cuda_name(gpu: str) -> str:
     """Returns what CUDA_VISIBLE_DEVICES calls TensorFlow's "/physical_device:GPU:1"."""
     number = gpu.rpartition(":")[2]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
