@@ -13,6 +13,8 @@ import psutil
 import pytest
 from tiers import long
 
+from tfdist.runs.files import read_resources
+
 pytestmark = pytest.mark.timeout(180)
 
 FILES = {
@@ -23,6 +25,7 @@ FILES = {
     "history.csv",
     "metrics.json",
     "model.keras",
+    "resources.csv",
 }
 
 
@@ -66,6 +69,14 @@ def test_a_training_leaves_its_results(train, strategy, replicas):
     assert summary["validation"]["accuracy"] > 0.6
     assert all(0 <= float(row["data_wait"]) <= 1 for row in history(folder))
     assert done.stdout.count(f"\ndata    steps waited {summary['data_wait']:.0%}") == 1
+    ranks = summary["workers"] if strategy == "horovod" else 1
+    used = read_resources(folder / "resources.csv")
+    assert [(row["epoch"], row["rank"]) for row in used] == [
+        (epoch, rank) for epoch in (1, 2, 3) for rank in range(ranks)
+    ]
+    assert all(row["cpu_cores"] > 0 and row["memory_peak_mib"] > 100 for row in used)
+    assert [each["rank"] for each in summary["resources"]] == list(range(ranks))
+    assert done.stdout.count("\nused    ") == 1
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert [line[:9] for line in done.stdout.splitlines()[:3]] == [
         f"epoch {n}/3" for n in (1, 2, 3)

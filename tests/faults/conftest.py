@@ -22,7 +22,10 @@ from tfdist.records.writing.writer import write
 from tfdist.training.checkpoints import checkpoint_files
 
 EPOCHS, STEPS = 3, 10  # of 20 records
-RESULTS = {".tfdist-run", "config.json", "curves.png", "history.csv", "metrics.json", "model.keras"}
+RESULTS = {
+    *(".tfdist-run", "config.json", "curves.png", "history.csv", "resources.csv"),
+    *("metrics.json", "model.keras"),
+}
 
 
 @pytest.fixture

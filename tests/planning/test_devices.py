@@ -151,3 +151,16 @@ def test_every_row_can_be_planned_with_and_says_its_source(table):
         assert cluster.device.source
         assert cluster.link.source
         assert cluster.network.source
+
+
+def test_a_gpu_is_known_by_its_drivers_name():
+    table = DeviceTable.load()
+    for name, watts in (
+        ("NVIDIA A100-SXM4-80GB", 400),
+        ("Tesla V100-SXM2-16GB", 300),
+        ("NVIDIA GeForce RTX 4090", 450),
+        ("NVIDIA L40S", 350),
+        ("NVIDIA GB300", None),
+        ("", None),
+    ):
+        assert table.watts_of(name) == watts, name

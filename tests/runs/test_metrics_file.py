@@ -9,7 +9,7 @@ import pytest
 from tfdist.errors import OptionError
 from tfdist.runs.metrics_file import MetricsFile
 
-_LINE = re.compile(r'tfdist_training_\w+\{output="[^"\\]*(?:\\.[^"\\]*)*"(?:,name="\w+")?\} \S+')
+_LINE = re.compile(r'tfdist_training_\w+\{output="[^"\\]*(?:\\.[^"\\]*)*"(?:,\w+="\w+")*\} \S+')
 
 
 def numbers(text: str) -> dict[str, str]:
@@ -26,6 +26,9 @@ def test_the_file_has_the_newest_numbers(tmp_path):
     file.take({"event": "step", "epoch": 1, "step": None})
     metrics = {"loss": 0.5, "val_loss": float("nan"), "val_mse": float("inf")}
     file.take({"event": "epoch", "epoch": 1, "data_wait": 0.25, "metrics": metrics})
+    used = {"cpu_cores": 1.5, "memory_peak_mib": 2.0, "energy_rapl_j": 8.0}
+    for _ in range(2):
+        file.take({"event": "resources", "rank": 1, "epoch": 1, "seconds": 2.0, **used})
     file.take({"event": "warning", "rank": 0, "text": "slow"})
     found = numbers(path.read_text())
     label = 'output="runs/\\"digits\\"\\\\"'
@@ -35,6 +38,10 @@ def test_the_file_has_the_newest_numbers(tmp_path):
         assert found[f"{name}{{{label}}}"] == value
     for name, value in (("loss", "0.5"), ("val_loss", "NaN"), ("val_mse", "+Inf")):
         assert found[f'metric{{{label},name="{name}"}}'] == value
+    assert found[f'cpu_cores{{{label},rank="1"}}'] == "1.5"
+    assert found[f'memory_peak_bytes{{{label},rank="1"}}'] == repr(2.0 * 2**20)
+    assert found[f'energy_joules_total{{{label},rank="1",source="rapl"}}'] == "16.0"
+    assert not any(name.startswith("gpu") for name in found)
     assert [p.name for p in tmp_path.iterdir()] == ["digits.prom"]
     text = path.read_text()
     assert text.count("# TYPE tfdist_training_metric gauge\n") == 1

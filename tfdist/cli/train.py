@@ -16,7 +16,7 @@ from tfdist.cli.option_table import options_of
 from tfdist.cli.process_options import model_option, where_options
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.urls import url_of
-from tfdist.runs import data_wait
+from tfdist.runs import data_wait, resource_log
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.progress import Progress, listed
 from tfdist.runs.settings import OfData, OfLearning, OfOutput, Settings, Start
@@ -80,8 +80,8 @@ Examples:
 def command(where: Where, model: str, data: str, output: Path, **given: Any) -> None:
     """Trains a Keras model on a strategy, and starts the processes that it needs.
 
-    The output folder holds model.keras, history.csv, metrics.json, config.json, checkpoints/,
-    best.keras with --save-best and, where matplotlib is installed, curves.png.
+    The output folder holds model.keras, history.csv, resources.csv, metrics.json, config.json,
+    checkpoints/, best.keras with --save-best and, where matplotlib is installed, curves.png.
 
     Where srun or mpirun has started this command once for each rank, or SageMaker on each host, and
     neither --workers nor --hosts is given, it trains as that rank instead of starting processes.
@@ -171,6 +171,8 @@ def _print_results(run: Run, config: dict[str, Any]) -> None:
         console.print(f"last    {listed(summary['last_epoch'])}")
     for name, line in zip(("data", ""), data_wait.told(summary, config), strict=False):
         console.print(f"{name:8}{line}", soft_wrap=True)
+    if used := resource_log.told(summary):
+        console.print(f"used    {used}", soft_wrap=True)
     console.print(f"model   {run.url or run.folder}/{run.model_path.name}")
     if summary["best"]:
         place = f"{run.url or run.folder}/{run.best_model_path.name}"

@@ -20,6 +20,8 @@ _FIELDS = {
     "links": {"gigabytes_per_s", "latency_us", "source"},
     "instances": {"device", "devices", "network"},
 }
+# Of devices; a table may leave them out.
+_OPTIONAL = {"watts"}
 _SHARES = ("share_of_peak", "usable_memory")
 _GIB = 2**30
 _BUS = "pcie4"
@@ -171,6 +173,16 @@ class DeviceTable:
             )
         return self._cluster(name, hosts, count, None, self._instance_of(name, count))
 
+    def watts_of(self, name: str) -> float | None:
+        """Returns the power that is stated for what a driver calls "NVIDIA A100-SXM4-40GB".
+
+        None where there is no such device, or no power is stated.
+        """
+        words = re.sub(r"[^a-z0-9]+", " ", name.lower()).replace("rtx ", "rtx").split()
+        # An "a100-80" is an A100 with more memory.
+        found = (row for device, row in self.devices.items() if device.partition("-")[0] in words)
+        return next(found, {}).get("watts")
+
     def _instance_of(self, device: str, count: int) -> str | None:
         """Returns the first instance that holds just so many of a device."""
         held = (device, count)
@@ -250,7 +262,8 @@ def _check(value: Any, path: Path) -> None:
         for name, row in rows.items():
             if not isinstance(name, str):
                 refuse(part, f"the name {name!r}", "map names, which are text, to rows")
-            if set(row) != fields:
+            optional = _OPTIONAL if part == "devices" else set()
+            if set(row) - optional != fields:
                 known_fields = ", ".join(sorted(fields))
                 received = ", ".join(map(str, row)) or "none"
                 refuse(f"{part}.{name}", received, f"have the fields {known_fields}")
@@ -258,7 +271,7 @@ def _check(value: Any, path: Path) -> None:
 
 
 def _check_numbers(where: str, row: Mapping[str, Any], refuse: Any) -> None:
-    for field in ("memory_gib", "gigabytes_per_s", "latency_us", "devices"):
+    for field in ("memory_gib", "gigabytes_per_s", "latency_us", "devices", "watts"):
         if field in row and not _is_number(row[field]):
             refuse(f"{where}.{field}", repr(row[field]), "be a number above 0")
     if not isinstance(row.get("devices", 1), int):

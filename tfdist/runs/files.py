@@ -69,6 +69,15 @@ def read_evaluations(path: Path) -> list[dict[str, float]]:
     return _read_rows(path, {"epoch", "step"}, ("epoch", "step"))
 
 
+def read_resources(path: Path) -> list[dict[str, float]]:
+    """Returns the rows of a resources.csv, none when there is no such file.
+
+    Raises:
+        DataError: the file is not as it was written.
+    """
+    return _read_rows(path, {"epoch", "rank", "seconds"}, ("epoch", "rank"))
+
+
 def _read_rows(path: Path, columns: set[str], order: tuple[str, ...]) -> list[dict[str, float]]:
     """Returns rows that have ``columns``, those of ``order`` whole numbers that grow."""
     if not os.path.lexists(path):

@@ -36,7 +36,8 @@ from tfdist.training.engine.folder_lock import FolderLock
 MARK = ".tfdist-run"
 _NEW, _NEXT, _LAST = ".tfdist-new", ".tfdist-next", ".tfdist-last"
 FILES = (
-    *("config.json", "history.csv", "evaluations.csv", "metrics.json", "curves.png"),
+    *("config.json", "history.csv", "evaluations.csv", "resources.csv"),
+    *("metrics.json", "curves.png"),
     *("model.keras", "best.keras"),
 )
 CHECKPOINTS = "checkpoints"
@@ -54,9 +55,9 @@ class RunFolder:
     """One training's folder.
 
     Files: config.json, history.csv (a row per epoch), evaluations.csv where an evaluator stands
-    beside the training, metrics.json, curves.png, model.keras, best.keras where one is kept,
-    checkpoints/, and profile/ where steps were traced. Each is written under a temporary name,
-    ".NAME-...", and renamed.
+    beside the training, resources.csv (a row per epoch and rank), metrics.json, curves.png,
+    model.keras, best.keras where one is kept, checkpoints/, and profile/ where steps were traced.
+    Each is written under a temporary name, ".NAME-...", and renamed.
 
     Attributes:
         path: as the user named it.
@@ -87,6 +88,10 @@ class RunFolder:
     @property
     def evaluations(self) -> Path:
         return self.place / "evaluations.csv"
+
+    @property
+    def resources(self) -> Path:
+        return self.place / "resources.csv"
 
     @property
     def metrics(self) -> Path:
@@ -265,6 +270,7 @@ class RunFolder:
             checkpoint_files.remove_all(self.checkpoints)
             places.remove_all(self.traces)
             self.config.unlink(missing_ok=True)
+            self.resources.unlink(missing_ok=True)
             (self.path / MARK).unlink(missing_ok=True)
 
     def remove_unfinished(self) -> None:

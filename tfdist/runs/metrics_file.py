@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from tfdist.errors import OptionError
+from tfdist.runs.resource_log import SOURCES
 from tfdist.training.engine.failure_notices import ToldOnce
 
 _PREFIX = "tfdist_training"
@@ -23,9 +25,22 @@ _HELP = {
     "samples_per_second": "Records of a second, in the epoch so far.",
     "data_wait_ratio": "The share of the steps' time that waited for data, of the last epoch.",
     "metric": "A number of the last epoch.",
+    "cpu_cores": "Cores that a rank used on average, in the last epoch.",
+    "memory_peak_bytes": "The most memory that a rank held, in the last epoch.",
+    "gpu_ratio": "The share of the time that a rank's GPUs computed, in the last epoch.",
+    "gpu_memory_peak_bytes": "The most memory that was held on a rank's GPUs, in the last epoch.",
+    "energy_joules_total": "Energy of a rank's epochs so far, by what tells it.",
     "warnings_total": "Warnings so far.",
     "restarts_total": "Times that all ranks were started again.",
     "updated_seconds": "When these numbers were written, in seconds since 1970.",
+}
+_MIB = 2**20
+# Of a rank: the column of resources.csv -> the number here, and how often it is one there.
+_OF_RANK = {
+    "cpu_cores": ("cpu_cores", 1),
+    "memory_peak_mib": ("memory_peak_bytes", _MIB),
+    "gpu": ("gpu_ratio", 1),
+    "gpu_memory_peak_mib": ("gpu_memory_peak_bytes", _MIB),
 }
 _COUNTED = {"warning": "warnings_total", "restart": "restarts_total"}
 
@@ -51,7 +66,8 @@ class MetricsFile:
             )
         self._labels = {"output": output}
         self._values: dict[str, float] = dict.fromkeys(_COUNTED.values(), 0)
-        self._metrics: dict[str, float] = {}
+        #: Name -> labels, as pairs -> value.
+        self._labelled: dict[str, dict[tuple, float]] = defaultdict(lambda: defaultdict(float))
         self._failures = ToldOnce()
 
     def take(self, event: dict[str, Any]) -> None:
@@ -67,9 +83,21 @@ class MetricsFile:
         ):
             if field in event:
                 self._values[name] = event[field]
-        self._metrics |= event.get("metrics", {})
+        for name, value in event.get("metrics", {}).items():
+            self._labelled["metric"][("name", name),] = value
+        if kind == "resources":
+            self._take_resources(event)
         self._values["updated_seconds"] = time.time()
         self._write()
+
+    def _take_resources(self, event: dict[str, Any]) -> None:
+        rank = ("rank", str(event["rank"]))
+        for column, (name, times) in _OF_RANK.items():
+            if column in event:
+                self._labelled[name][rank,] = event[column] * times
+        for column, source in SOURCES.items():
+            if column in event:
+                self._labelled["energy_joules_total"][rank, ("source", source)] += event[column]
 
     def _write(self) -> None:
         # The collector reads all that ends with ".prom": what is half-written must not.
@@ -87,10 +115,8 @@ class MetricsFile:
         """Returns the numbers in Prometheus' text format."""
         lines = []
         for name, meaning in _HELP.items():
-            if name == "metric":
-                rows = [({"name": key}, value) for key, value in self._metrics.items()]
-            else:
-                rows = [({}, self._values[name])] if name in self._values else []
+            rows = [(dict(labels), value) for labels, value in self._labelled[name].items()]
+            rows += [({}, self._values[name])] if name in self._values else []
             if rows:
                 kind = "counter" if name.endswith("_total") else "gauge"
                 lines += [f"# HELP {_PREFIX}_{name} {meaning}", f"# TYPE {_PREFIX}_{name} {kind}"]

@@ -12,7 +12,10 @@ from typing import Any
 LOG = logging.getLogger("tfdist")
 LOG.addHandler(logging.NullHandler())
 
-_LEVELS = {"step": logging.DEBUG, "progress": logging.DEBUG, "warning": logging.WARNING}
+_LEVELS = {
+    **dict.fromkeys(("step", "progress", "resources"), logging.DEBUG),
+    "warning": logging.WARNING,
+}
 _OF_TIME = ("epoch", "seconds", "samples_per_s", "data_wait")
 
 
@@ -31,6 +34,8 @@ def told(event: dict[str, Any], rank: int, epochs: int, steps: int | None) -> di
         return {"event": "warning" if is_warning else "message", "rank": rank, "text": text}
     if kind == "restart":
         return {"event": kind, "number": event["number"], "reason": event["reason"]}
+    if kind == "resources":
+        return {"event": kind, "rank": rank, **event}
     if rank != 0:
         return None
     if kind == "data":

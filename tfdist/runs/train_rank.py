@@ -13,11 +13,12 @@ import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
 from tfdist.launch.events import emit
-from tfdist.runs import ranks
+from tfdist.runs import meters, ranks
 from tfdist.runs.epoch_rows import EpochRows
 from tfdist.runs.files import read_history, write_history, write_json
 from tfdist.runs.fitting import Fitting, writing
 from tfdist.runs.folder import RunFolder
+from tfdist.runs.resource_use import Processes, ResourceUse
 
 tf = import_tensorflow()
 _EVENT_INTERVAL_S = 0.2
@@ -28,11 +29,15 @@ class _Report(EpochRows):
 
     Args:
         wait: measures how long steps wait for data.
+        use: tells what this rank uses.
     """
 
-    def __init__(self, folder: RunFolder, strategy: Any, wait: Any, **of_rows: Any):
+    def __init__(
+        self, folder: RunFolder, strategy: Any, wait: Any, use: ResourceUse, **of_rows: Any
+    ):
         super().__init__(**of_rows)
         self._wait = wait
+        self._use = use
         self._folder = folder
         self._strategy = strategy
         self._told_at = 0.0
@@ -42,6 +47,7 @@ class _Report(EpochRows):
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._epoch = epoch
         self._wait.take()
+        self._use.take()
         super().on_epoch_begin(epoch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
@@ -67,6 +73,7 @@ class _Report(EpochRows):
             before = read_history(self._folder.history)
             rows = [*(other for other in before if other["epoch"] < row["epoch"]), row]
             write_history(self._folder.history, rows)
+        emit({"event": "resources", "epoch": row["epoch"], **self._use.take()})
         emit({"event": "epoch", "row": row, "step_ms": self.step_ms()})
 
     def _tell(self, step: int | None, **more: float) -> None:
@@ -159,20 +166,22 @@ def train(config: dict[str, Any]) -> None:
         from tfdist.training.loops.data_wait import DataWait
 
         wait = DataWait()
-        report = _Report(folder, strategy, wait, **fitting.for_rows)
+        use = ResourceUse([Processes(), *meters.of_rank(strategy.topology.local_rank)])
+        report = _Report(folder, strategy, wait, use, **fitting.for_rows)
         checkpoints = fitting.checkpoints(folder.checkpoints, resume=config["resume"])
         if "url" in config:
             checkpoints.call(f"{config['url']}/{folder.checkpoints.name}")
         checkpoints.enclose_writing(lambda: _keeping(folder, checkpoints, report, strategy))
         faults = _faults(config, strategy, checkpoints, fitting.feed.callback_steps)
-        fitted = fitting.fit(
-            report,
-            checkpoints,
-            lambda: folder.best_model,
-            traces=lambda: folder.traces,
-            first=[wait],
-            last=faults,
-        )
+        with use:
+            fitted = fitting.fit(
+                report,
+                checkpoints,
+                lambda: folder.best_model,
+                traces=lambda: folder.traces,
+                first=[wait],
+                last=faults,
+            )
         if fitted.diverged is not None:
             if strategy.topology.is_chief:
                 _tell_of_divergence(fitted.diverged, checkpoints)

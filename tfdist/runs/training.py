@@ -17,10 +17,11 @@ from tfdist.records.buckets.cache import scratch_folder
 from tfdist.records.buckets.urls import url_of
 from tfdist.runs import ranks
 from tfdist.runs.evaluator import evaluate_beside
-from tfdist.runs.files import read_history
+from tfdist.runs.files import read_history, write_json
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.metrics_file import MetricsFile
 from tfdist.runs.progress import Progress, Silent
+from tfdist.runs.resource_log import ResourceLog
 from tfdist.runs.settings import Settings, Start
 from tfdist.runs.trackers import tracked
 from tfdist.training.engine import model_path
@@ -42,7 +43,7 @@ class Run:
             "val_loss", "seconds", "samples_per_s"; where it is measured "data_wait", the share of
             the seconds that steps waited for data.
         summary: of the last epoch: "strategy", "workers", "replicas", and by data ("train",
-            "validation", "test") the metrics.
+            "validation", "test") the metrics; "resources", a dict for each rank, of all epochs.
         url: of an output in a bucket; ``folder`` is then a copy of it on this machine, which is
             there as long as this process.
         has_trained: whether an epoch was trained in this call; False where all were done before.
@@ -292,16 +293,23 @@ def _carried_out(
     if config.get("metrics_file"):
         file = MetricsFile(config["metrics_file"], config["output"])
         progress.listeners.append(file.take)
+    resources = ResourceLog(folder)
+    progress.listeners.append(resources.take)
     with tracked(config, progress) as last:
         if url := url_of(config["output"]):
             config = config | {"url": url}
         config = config | {"output": str(folder.path)}
-        ranks.run(RANK, config, where, note or progress.take, max_restarts=start.max_restarts)
+        try:
+            ranks.run(RANK, config, where, note or progress.take, max_restarts=start.max_restarts)
+        finally:
+            resources.write()
         if progress.diverged is not None:
             draw(folder, where.strategy, ["loss"])
             raise _diverged(progress.diverged)
         folder.remove_unfinished()
         summary = json.loads(folder.metrics.read_text())
+        summary["resources"] = resources.summary()
+        write_json(folder.metrics, summary)
         last |= {f"test_{name}": value for name, value in summary["test"].items()}
     title = f"{summary['strategy']}, {summary['replicas']} replicas"
     if "limit_steps" in summary:

@@ -42,7 +42,7 @@ from tfdist.training.engine.folder_lock import FolderLock
 _STAGE = ".tfdist-new-"
 _LIST = f"{CHECKPOINTS}/{checkpoint_files.LIST}"
 # What a resumed training reads, or may leave as it is.
-_TO_GO_ON = ("config.json", "history.csv", "best.keras")
+_TO_GO_ON = ("config.json", "history.csv", "resources.csv", "best.keras")
 _BEAT_S = 60.0
 # A mark that has not been written for so long is that of a training which was lost.
 _LOST_AFTER_S = 5 * _BEAT_S

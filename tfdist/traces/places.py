@@ -12,8 +12,8 @@ FOLDER = "profile"
 # TensorBoard shows each folder in plugins/profile as a run, and each file in it as a host.
 _RUN = "plugins/profile/tfdist"
 _NAME = re.compile(r"rank-\d{1,6}\.(?:xplane\.pb|json)", re.ASCII)
-#: Begins the name of the folder beside them that a rank traces into.
-UNFINISHED = ".tracing-"
+# Begins the name of the folder beside them that a rank traces into.
+_UNFINISHED = ".tracing-"
 
 
 def run_of(folder: str | os.PathLike) -> Path:
@@ -44,9 +44,18 @@ def is_ours(name: str) -> bool:
     return place == f"{FOLDER}/{_RUN}" and bool(_NAME.fullmatch(last))
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Removes what ranks that were killed have left in ``folder``; they have all ended."""
-    for path in run_of(folder).glob(f"{UNFINISHED}*"):
+def unfinished_of(rank: int) -> str:
+    """Returns how the name of the folder begins that a rank traces into."""
+    return f"{_UNFINISHED}{rank}-"
+
+
+def remove_unfinished(folder: Path, begins: str = _UNFINISHED) -> None:
+    """Removes what ranks that were killed have left in ``folder``; they have ended.
+
+    Args:
+        begins: the name of what is removed: that of one rank, or of all.
+    """
+    for path in run_of(folder).glob(f"{begins}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -13,9 +13,10 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.errors import OptionError
-from tfdist.traces import wish
+from tfdist.traces import places, wish
 from tfdist.traces.report import Report, report
 from tfdist.traces.shares import PARTS
+from tfdist.training.loops.profile import Profile
 from tfdist.training.loops.step_trace import StepTrace
 
 _PRODUCED_S = 0.05
@@ -82,8 +83,10 @@ def test_what_data_compute_is_none_of_the_steps(tmp_path):
         return x + 0 * tf.reduce_sum(tf.linalg.matmul(made, made)), y
 
     found = _traced(tmp_path, (6, 9), map_fn=hard)
-    assert {each.layer for each in found.longest} & {"only"}
-    assert not any("stateless" in name.lower() for name in found.traces[0].compute.names)
+    # Which of the step's own take longest, a busy machine decides.
+    names = [name.lower() for name in found.traces[0].compute.names]
+    assert any("only/matmul" in name for name in names)
+    assert not any("stateless" in name for name in names)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +150,30 @@ def test_a_second_trace_takes_the_place_of_the_first(tmp_path):
     _traced(tmp_path, (2, 3))
     assert _traced(tmp_path, (4, 4)).traces[0].steps == [(4, 4)]
     assert not list(tmp_path.rglob(".tracing-*"))
+
+
+def test_what_a_killed_rank_has_left_goes_with_the_next_trace_of_that_rank(tmp_path):
+    run = places.run_of(tmp_path)
+    for name in (".tracing-0-killed", ".tracing-1-other", ".tracing-10-other"):
+        (run / name / "plugins").mkdir(parents=True)
+    _traced(tmp_path, (2, 2))
+    assert sorted(p.name for p in run.glob(".tracing-*")) == [
+        ".tracing-1-other",
+        ".tracing-10-other",
+    ]
+    places.remove_unfinished(tmp_path)
+    assert not list(run.glob(".tracing-*"))
+
+
+def test_five_steps_of_one_rank_need_the_profiler_too(tmp_path):
+    tf.profiler.experimental.start(str(tmp_path / "other"))
+    try:
+        with pytest.raises(OptionError, match="a process has one profiler"):
+            _model().fit(
+                np.ones((8, 8)), np.ones((8, 3)), verbose=0, callbacks=[Profile(str(tmp_path), 1)]
+            )
+    finally:
+        tf.profiler.experimental.stop(save=False)
 
 
 @pytest.mark.parametrize("text", ["steps=0:3", "steps=5:4", "steps=5", "logs,steps=a:b"])

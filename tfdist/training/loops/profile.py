@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfdist.errors import OptionError
+
 # The first steps trace the model and fill buffers.
 _FIRST, _STEPS = 10, 5
 
@@ -25,8 +27,8 @@ class Profile(tf.keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         if batch >= self._first and not (self._is_on or self._is_over):
+            start_profiler(self._folder)
             self._is_on = True
-            tf.profiler.experimental.start(self._folder)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         if batch >= self._last:
@@ -42,3 +44,15 @@ class Profile(tf.keras.callbacks.Callback):
         if self._is_on:
             self._is_on, self._is_over = False, True
             tf.profiler.experimental.stop()
+
+
+def start_profiler(folder: str) -> None:
+    """Starts TensorFlow's profiler. Raises OptionError: it runs already."""
+    try:
+        tf.profiler.experimental.start(folder)
+    except tf.errors.AlreadyExistsError:
+        raise OptionError(
+            "profile must trace alone, as a process has one profiler",
+            received="one that runs already, such as that of TensorBoard(profile_batch=...)",
+            mend="Leave profile_batch out, or profile",
+        ) from None

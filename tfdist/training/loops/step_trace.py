@@ -18,6 +18,7 @@ from tfdist.keras.steps import steps_per_execution
 from tfdist.traces import places
 from tfdist.training.engine.binding import binding_of
 from tfdist.training.engine.collective import Collective
+from tfdist.training.loops.profile import start_profiler
 
 
 class StepTrace(tf.keras.callbacks.Callback):
@@ -94,19 +95,18 @@ class StepTrace(tf.keras.callbacks.Callback):
         run = places.run_of(self._folder())
         try:
             run.mkdir(parents=True, exist_ok=True)
-            self._temporary = tempfile.TemporaryDirectory(dir=run, prefix=places.UNFINISHED)
+            # One that was killed had this rank's name: a rank traces once at a time.
+            unfinished = places.unfinished_of(self._job.process)
+            places.remove_unfinished(self._folder(), unfinished)
+            self._temporary = tempfile.TemporaryDirectory(dir=run, prefix=unfinished)
         except OSError as error:
             raise cannot_write(run, error) from error
         try:
-            tf.profiler.experimental.start(self._temporary.name)
-        except tf.errors.AlreadyExistsError:
+            start_profiler(self._temporary.name)
+        except OptionError:
             self._is_over = True
             self._temporary.cleanup()
-            raise OptionError(
-                "profile with steps must trace alone, as a process has one profiler",
-                received="one that runs already, such as that of TensorBoard(profile_batch=...)",
-                mend="Leave profile_batch out, or profile",
-            ) from None
+            raise
 
     def _stop(self) -> None:
         if self._temporary is None or self._is_over:
