@@ -27,6 +27,16 @@ def test_strategies_side_by_side(run_cli, model_file, shards, tmp_path):
     assert single["samples_per_s"] == pytest.approx(
         200 * sum(1 / s for s in single["epoch_seconds"]) / 2, rel=0.05
     )
+    planned = {(row["strategy"], row["devices"]): row for row in told["planned"]["rows"]}
+    powers = [2**power for power in range(7)]
+    assert list(planned) == [("single", 1), *(("horovod", count) for count in powers)]
+    assert [key for key, row in planned.items() if row["fitted"]] == [("single", 1), ("horovod", 2)]
+    for key, row in rows.items():
+        assert row["planned_samples_per_s"] == planned[key]["samples_per_s"]
+    speed = planned["horovod", 1]["samples_per_s"]
+    assert speed == pytest.approx(single["samples_per_s"])
+    # [8, 16] and [16, 3] with their biases, in float32; each rank sends half of them, and takes it.
+    assert planned["horovod", 2]["sent_bytes"] == 4 * (8 * 16 + 16 + 16 * 3 + 3)
     # The same training on one rank of horovod as on single.
     assert rows["horovod", 1]["metrics"] == pytest.approx(single["metrics"], abs=1e-5)
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
