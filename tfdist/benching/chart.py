@@ -17,13 +17,7 @@ def draw(rows: Sequence[Measured], plan: Planned, path: Path, title: str) -> Non
         EngineMissingError: matplotlib is not installed.
     """
     figure = charts.figure(9.0, 3.8)
-    from matplotlib.ticker import (
-        FixedLocator,
-        LogLocator,
-        NullLocator,
-        ScalarFormatter,
-        StrMethodFormatter,
-    )
+    from matplotlib.ticker import LogLocator
 
     base, gains = speed_up(rows)
     throughput, efficiency = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
@@ -40,14 +34,10 @@ def draw(rows: Sequence[Measured], plan: Planned, path: Path, title: str) -> Non
         drawn = throughput.errorbar(devices, speeds, [low, high], marker="o", capsize=3, label=name)
         shares = [gain * base.entry.devices / row.entry.devices for row, gain in own]
         efficiency.plot(devices, shares, marker="o", label=name)
-        line, color = plan.line(name), drawn.lines[0].get_color()
-        throughput.plot(line.keys(), line.values(), linestyle="--", color=color)
-        efficiency.plot(
-            line.keys(),
-            [speed / base.speed * base.entry.devices / count for count, speed in line.items()],
-            linestyle="--",
-            color=color,
-        )
+        line, style = plan.line(name), {"linestyle": "--", "color": drawn.lines[0].get_color()}
+        throughput.plot(line.keys(), line.values(), **style)
+        shares = [speed / base.speed / count for count, speed in line.items()]
+        efficiency.plot(line.keys(), shares, **style)  # Planned is only where one is the base.
     most = max(row.entry.devices for row in rows)
     if plan.rows:
         most = max(most, *(row.candidate.devices for row in plan.rows))
@@ -61,14 +51,12 @@ def draw(rows: Sequence[Measured], plan: Planned, path: Path, title: str) -> Non
         axes.set_title(name)
         axes.set_xlabel("devices")
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(FixedLocator(counts))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.set_xticks(counts, map(str, counts))
         axes.grid(alpha=0.3)
     throughput.set_yscale("log")
     throughput.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    throughput.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    throughput.yaxis.set_minor_locator(NullLocator())
+    throughput.yaxis.set_major_formatter("{x:,g}")
+    throughput.minorticks_off()
     efficiency.set_ylim(bottom=0)
     throughput.legend()
     figure.suptitle(title)
