@@ -54,7 +54,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
         }
         train(output=root / "one", strategy="single", **asked)
         rows = []
-        for strategy in ("horovod",) if quick else ("horovod", "multi_worker"):
+        for strategy in ("horovod", "multi_worker"):
             took = {}
             for name, (is_held, options) in CASES.items():
                 out = root / strategy / name
