@@ -26,6 +26,7 @@ MODULES = (
     "horovod_fit",
     "multi_worker",
     "step_options",
+    "device_speeds",
     "offload",
     "plan",
     "shard",

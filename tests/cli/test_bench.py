@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -27,11 +29,56 @@ def test_strategies_side_by_side(run_cli, model_file, shards, tmp_path):
     assert single["samples_per_s"] == pytest.approx(
         200 * sum(1 / s for s in single["epoch_seconds"]) / 2, rel=0.05
     )
+    planned = {(row["strategy"], row["devices"]): row for row in told["planned"]["rows"]}
+    powers = [2**power for power in range(7)]
+    assert list(planned) == [("single", 1), *(("horovod", count) for count in powers)]
+    assert [key for key, row in planned.items() if row["fitted"]] == [("single", 1), ("horovod", 2)]
+    for key, row in rows.items():
+        assert row["planned_samples_per_s"] == planned[key]["samples_per_s"]
+    speed = planned["horovod", 1]["samples_per_s"]
+    assert speed == pytest.approx(single["samples_per_s"])
+    # [8, 16] and [16, 3] with their biases, in float32; each rank sends half of them, and takes it.
+    assert planned["horovod", 2]["sent_bytes"] == 4 * (8 * 16 + 16 + 16 * 3 + 3)
     # The same training on one rank of horovod as on single.
     assert rows["horovod", 1]["metrics"] == pytest.approx(single["metrics"], abs=1e-5)
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"p.png", "shards"}
+
+
+@pytest.mark.long  # It takes 20 s.
+def test_a_rank_that_is_killed_spoils_its_own_row_alone(
+    model_file, shards, shell_environ, traces, tmp_path
+):
+    output = tmp_path / traces.token  # All of its processes name it.
+    command = [sys.executable, "-m", "tfdist", "bench", "--json", "--output", output]
+    asked = ["--model", f"{model_file}:slow", "--data", shards, "--strategies", "horovod"]
+    more = ["--workers", "1,2", "--rounds", "1", "--epochs", "3", "--global-batch-size", "20"]
+    environ = shell_environ | {"STEP_SECONDS": "0.1"}  # 10 steps in an epoch.
+    killed, told = False, {}
+    with subprocess.Popen(
+        [*map(str, [*command, *asked, *more])],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as bench:
+        for line in bench.stdout:
+            told = json.loads(line)
+            if not killed and told.get("row") == "horovod on 2" and told["of"]["event"] == "step":
+                ranks = [
+                    process
+                    for process in traces.alive()
+                    if process.cmdline()[1:3] == ["-m", "tfdist.runs.train_rank"]
+                ]
+                assert len(ranks) == 2
+                ranks[1].kill()
+                killed = True
+    assert (killed, bench.returncode) == (True, 1)
+    whole, broken = told["rows"]
+    assert len(whole["epoch_seconds"]) == 2
+    assert "ended with exit code 137 (SIGKILL)" in broken["failed"]
+    traces.wait_for(0)
 
 
 def test_sums_of_real_processes(run_cli, tmp_path):

@@ -88,6 +88,8 @@ class Row:
             more += f" divided {self.options['shard']}"
         if "offload" in self.options:
             more += " offload"
+        if "device_speeds" in self.options:
+            more += " at unlike speeds"
         return f"{self.strategy}{more}{'' if self.keras == 2 else ' keras 3'}"
 
 
@@ -167,6 +169,17 @@ _OF_LESS_MEMORY_SHORT = (
     "train-list_outputs-weights-adamw",
 )
 
+#: What ranks that take unlike parts of a batch could count otherwise.
+_OF_UNLIKE_SPEEDS = (
+    "train-convnet-tail_of_1-adam",
+    "train-two_inputs-weights-adagrad",
+    "train-dict_outputs-weights_by_output-rmsprop",
+    "evaluate-mlp",
+    "predict-two_inputs",
+    "class_weight-mlp-weights-adam",
+    "resume-convnet",
+)
+
 ROWS = (
     Row(strategy="single", num_replicas=1),
     Row(
@@ -240,6 +253,24 @@ ROWS = (
         batches="two_processes",
         refuses={"*-mlp*": "(shard='weights') must have neither regularizers nor constraints"},
         only=_OF_TWO_RANKS,
+        short=(),
+    ),
+    Row(
+        strategy="horovod",
+        options={"stall_timeout_s": 100, "device_speeds": [3, 1]},
+        launcher=_launched("horovod", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        only=_OF_UNLIKE_SPEEDS,
+        short=(),
+    ),
+    Row(
+        strategy="multi_worker",
+        options={"device_speeds": [3, 1]},
+        launcher=_launched("multi_worker", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        only=_OF_UNLIKE_SPEEDS,
         short=(),
     ),
     Row(

@@ -76,7 +76,7 @@ def entries(strategies: Sequence[str], devices: Sequence[int]) -> list[Entry]:
     for name in strategies:
         if name not in REGISTRY:
             raise unknown_choice("strategy", name, list(REGISTRY))
-        own = [one for number in devices if (one := _entry(name, number)) is not None]
+        own = [one for number in devices if (one := entry_of(name, number)) is not None]
         if not own:
             raise OptionError(
                 f"strategy '{name}' must be given a number of devices that it can divide",
@@ -87,7 +87,8 @@ def entries(strategies: Sequence[str], devices: Sequence[int]) -> list[Entry]:
     return found
 
 
-def _entry(name: str, devices: int) -> Entry | None:
+def entry_of(name: str, devices: int) -> Entry | None:
+    """Returns the row of a strategy on so many devices; None where it cannot have as many."""
     spec, options, workers = REGISTRY[name], {}, None
     if spec.launchers:
         workers = devices

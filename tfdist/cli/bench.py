@@ -11,13 +11,13 @@ from typing import Any
 
 import click
 
-from tfdist.benching import chart, fits, sums, workloads
-from tfdist.cli import completion, voice
+from tfdist.benching import chart, fits, planned, workloads
+from tfdist.cli import bench_sums, completion, voice
 from tfdist.cli.console import stdout
-from tfdist.cli.option_table import options_of
+from tfdist.cli.option_table import options_of, plot_option
 from tfdist.compat import follow_program
 from tfdist.errors import OptionError
-from tfdist.records import charts
+from tfdist.runs.needs import find_needs
 from tfdist.runs.settings import OfLearning, Settings
 from tfdist.runs.training import find_splits
 from tfdist.training.engine import model_path
@@ -29,11 +29,6 @@ Examples:
       --strategies single,horovod,multi_worker --workers 1,2 --limit-steps 5
   tfdist bench --model model.py:model_fn --data data/digits --strategies single,horovod
   tfdist bench allreduce --sizes 1KiB:64MiB --plot sums.png
-"""
-_SUMS_EPILOG = """\b
-Examples:
-  tfdist bench allreduce
-  tfdist bench allreduce --ways mpi,gloo --workers 2 --sizes 1KiB:64MiB --plot sums.png
 """
 
 
@@ -104,7 +99,7 @@ Examples:
     type=click.Path(path_type=Path),
     help="Keep model, data and trainings in this new folder.  [default: nothing is kept]",
 )
-@click.option("--plot", metavar="FILE.png", help="Draw throughput and efficiency.")
+@plot_option("Draw throughput and efficiency, and what is planned to 64 devices.")
 @click.pass_context
 def command(ctx: click.Context, **given: Any) -> int:
     """Trains the same model on several strategies in turn, and shows what each takes.
@@ -113,6 +108,9 @@ def command(ctx: click.Context, **given: Any) -> int:
     the median of the other epochs, of all rounds; +- is half of how far they lie apart. Every
     device has as many cores as any other, so that efficiency, speed-up over devices, tells what
     the strategy costs and not what the machine lacks.
+
+    Planned are the samples a second that `tfdist plan` predicts, fitted to the row on one device
+    and to one of each strategy on several; --plot draws them to 64 devices.
     """
     return _bench(**given) if ctx.invoked_subcommand is None else 0
 
@@ -128,12 +126,12 @@ def _bench(
     cores: int | None,
     rounds: int,
     output: Path | None,
-    plot: str | None,
+    plot: Path | None,
     **learning: Any,
 ) -> int:
-    target = None if plot is None else charts.checked(plot)
     entries = fits.entries(strategies.split(","), _numbers("workers", workers))
     settings = Settings(stop_on_nan=False, **learning)
+    batch = settings.global_batch_size
     fits.check(settings)
     data = _data_for(model, data)
     load = os.getloadavg()[0]
@@ -157,17 +155,24 @@ def _bench(
                 cores=cores,
                 on_event=take,
             )
+            status.update("planning: tracing a step")
+            plan = planned.predict(
+                rows,
+                lambda asked: find_needs(path, [each.traced for each in asked], rows=batch),
+                batch,
+            )
     base, gains = fits.speed_up(rows)
     voice.result(
         compared_with=fits.called(base.entry),
-        rows=[_row_for_programs(row, gains.get(at), base) for at, row in enumerate(rows)],
+        rows=[_row_for_programs(row, gains.get(at), base, plan) for at, row in enumerate(rows)],
+        planned=plan.to_json(),
     )
-    _print(rows, base, gains)
+    _print(rows, base, gains, plan)
     for note in fits.notes(rows, load):
         stdout().print(note, soft_wrap=True)
-    if target is not None:
-        chart.draw(rows, target, f"{model}, {learning['global_batch_size']} rows a step")
-        stdout().print(f"plot  {target}")
+    if plot is not None:
+        chart.draw(rows, plan, plot, f"{model}, {batch} rows a step")
+        stdout().print(f"plot  {plot}")
     return int(any(row.has_failed for row in rows))
 
 
@@ -228,7 +233,7 @@ def _numbers(option: str, text: str) -> list[int]:
 
 
 def _row_for_programs(
-    row: fits.Measured, gain: float | None, base: fits.Measured
+    row: fits.Measured, gain: float | None, base: fits.Measured, plan: planned.Planned
 ) -> dict[str, Any]:
     told = {"strategy": row.entry.strategy, "devices": row.entry.devices}
     if gain is None:
@@ -238,21 +243,26 @@ def _row_for_programs(
         "epoch_seconds": row.epoch_seconds,
         "samples_per_s": row.speed,
         "spread": row.spread,
+        "planned_samples_per_s": plan.line(row.entry.strategy).get(row.entry.devices),
         "speed_up": gain,
         "efficiency": gain * base.entry.devices / row.entry.devices,
         "metrics": row.metrics,
     }
 
 
-def _print(rows: list[fits.Measured], base: fits.Measured, gains: dict[int, float]) -> None:
+def _print(
+    rows: list[fits.Measured],
+    base: fits.Measured,
+    gains: dict[int, float],
+    plan: planned.Planned,
+) -> None:
     import statistics
 
     from rich.table import Table
 
     name = next((name for name in base.metrics if name != "loss"), "loss")
-    table = Table(
-        "strategy", "devices", "s/epoch", "samples/s", "+-", "speed-up", "efficiency", name
-    )
+    numbers = ("s/epoch", "samples/s", "+-", "planned", "speed-up", "efficiency", name)
+    table = Table("strategy", "devices", *numbers)
     for column in table.columns[1:]:
         column.justify = "right"
     for at, row in enumerate(rows):
@@ -267,6 +277,7 @@ def _print(rows: list[fits.Measured], base: fits.Measured, gains: dict[int, floa
             f"{statistics.median(row.epoch_seconds):.2f}",
             f"{row.speed:,.1f}",
             f"{row.spread / 2:.0%}",
+            _planned(entry, plan),
             f"{gains[at]:.2f}",
             f"{gains[at] * base.entry.devices / entry.devices:.0%}",
             f"{row.metrics.get(name, float('nan')):.4f}",
@@ -274,62 +285,17 @@ def _print(rows: list[fits.Measured], base: fits.Measured, gains: dict[int, floa
     console = stdout()
     console.print(table)
     console.print(f"speed-up over {fits.called(base.entry)}")
+    console.print(f"planned  {plan.source}", soft_wrap=True)
     for row in rows:
         if row.refused is not None:
             console.print(f"{fits.called(row.entry)}: {row.refused}", soft_wrap=True)
 
 
-@command.command("allreduce", epilog=_SUMS_EPILOG)
-@click.option("--sizes", default="1KiB:16MiB", show_default=True, metavar="FROM:TO")
-@click.option(
-    "--ways",
-    metavar="A,B",
-    help=f"What adds up: {', '.join(sums.WAYS)}.  [default: those that are installed]",
-)
-@click.option("--workers", type=click.IntRange(min=2), default=2, show_default=True)
-@click.option("--plot", metavar="FILE.png", help="Draw the seconds over the bytes.")
-def allreduce(sizes: str, ways: str | None, workers: int, plot: str | None) -> None:
-    """Measures how long processes of this machine take to add tensors up.
+def _planned(entry: fits.Entry, plan: planned.Planned) -> str:
+    if (entry.strategy, entry.devices) in plan.fitted:
+        return "fitted"
+    speed = plan.line(entry.strategy).get(entry.devices)
+    return "" if speed is None else f"{speed:,.1f}"
 
-    Each number is the median of 5 to 200 sums of float32. Bus bandwidth is what each link of a ring
-    carries, 2 (p - 1) / p of the bytes over the seconds, which tells the same for any number of
-    ranks p.
-    """
-    from rich.table import Table
 
-    target = None if plot is None else charts.checked(plot)
-    chosen = sums.available() if ways is None else ways.split(",")
-    asked = sums.sizes_of(sizes)
-    with stdout().status("adding up") as status:
-
-        def take(way: str, event: dict[str, Any]) -> None:
-            status.update(f"adding up by {way}: {event.get('bytes', 'starting')}")
-
-        rows = sums.run(chosen, asked, workers, take)
-    table = Table("bytes", *(f"{way}{unit}" for way in chosen for unit in (" ms", " MB/s")))
-    took = {(way, size): seconds for way, size, seconds in rows}
-    for size in asked:
-        cells = []
-        for way in chosen:
-            seconds = took[way, size]
-            bandwidth = sums.bus_bandwidth(size, seconds, workers)
-            cells += [f"{seconds * 1e3:,.3f}", f"{bandwidth / 1e6:,.1f}"]
-        table.add_row(f"{size:,}", *cells)
-    for column in table.columns:
-        column.justify = "right"
-    voice.result(
-        workers=workers,
-        sums=[
-            {
-                "way": way,
-                "bytes": size,
-                "seconds": seconds,
-                "bus_bytes_per_s": sums.bus_bandwidth(size, seconds, workers),
-            }
-            for way, size, seconds in rows
-        ],
-    )
-    stdout().print(table)
-    if target is not None:
-        chart.draw_sums(rows, target, f"sums over {workers} processes")
-        stdout().print(f"plot  {target}")
+command.add_command(bench_sums.command)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
 from tfdist.cli import completion
+from tfdist.records import charts
 
 Decorator = Callable[[Callable], Callable]
 _COMPLETED = {"strategy": completion.strategies, "option": completion.options}
@@ -40,6 +42,18 @@ def options_of(table: type, *names: str, **others: Mapping[str, Any]) -> Decorat
         return command
 
     return decorate
+
+
+def plot_option(draws: str) -> Decorator:
+    """Returns the option --plot: the path of a chart, which can be drawn and written there."""
+
+    def checked(ctx: click.Context, param: click.Parameter, path: str | None) -> Path | None:
+        if path is None:
+            return None
+        charts.figure(1, 1)  # What is missing is told before minutes of work.
+        return charts.checked(path)
+
+    return click.option("--plot", metavar="FILE.png", callback=checked, help=draws)
 
 
 def _option(item: Any, others: Mapping[str, Any]) -> Decorator:

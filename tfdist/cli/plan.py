@@ -10,9 +10,12 @@ from click.core import ParameterSource
 
 from tfdist.cli import voice
 from tfdist.cli.console import stdout
+from tfdist.cli.option_table import options_of, plot_option
+from tfdist.cli.process_options import optional_model_option
 from tfdist.errors import OptionError, spelt
 from tfdist.planning.report import Plan
 from tfdist.runs.planning import plan
+from tfdist.runs.settings import OfLearning
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,22 +36,14 @@ Examples:
 
 
 @click.command("plan", epilog=_EPILOG, short_help="What a model needs on some devices.")
-@click.option(
-    "--model", metavar="FILE.py:NAME", help="A function that returns a compiled Keras model."
-)
+@optional_model_option
 @click.option(
     "--devices",
     metavar="NAME:HOSTSxDEVICES",
     help="h100:8 is one host with eight; a10g:2x4 are two hosts with four each; p4d.24xlarge:2 two "
     "hosts of AWS; cpu:2 two halves of this machine. An unknown name lists all.",
 )
-@click.option(
-    "--global-batch-size",
-    type=click.IntRange(min=1),
-    default=128,
-    show_default=True,
-    help="Records in one step, over all devices.",
-)
+@options_of(OfLearning, "global_batch_size")
 @click.option(
     "--device-file",
     type=click.Path(path_type=Path),
@@ -75,7 +70,7 @@ Examples:
 @click.option(
     "--region", default="us-east-1", show_default=True, help="Of AWS: whose electricity it is."
 )
-@click.option("--plot", metavar="FILE.png", help="Draw memory and scaling.")
+@plot_option("Draw memory and scaling.")
 @click.option(
     "--jobs",
     type=click.Path(path_type=Path),
@@ -90,7 +85,7 @@ def command(
     find_batch: bool,
     usd_per_hour: float | None,
     region: str,
-    plot: str | None,
+    plot: Path | None,
     jobs: Path | None,
 ) -> None:
     """Shows what a step needs on each strategy, how long it takes, and which one to take.
@@ -114,11 +109,7 @@ def command(
     from tfdist.cli.plan_costs import costs_of
     from tfdist.planning import charts
     from tfdist.planning.devices import DeviceTable
-    from tfdist.records.charts import checked, figure
 
-    target = plot and checked(plot)
-    if target:
-        figure(1, 1)  # What is missing is told before minutes of tracing.
     cluster = DeviceTable.load(device_file).cluster(devices)
     costs = costs_of(cluster, usd_per_hour, region)
     doing = "finding what a step of each strategy needs"
@@ -147,9 +138,9 @@ def command(
         point |= costs.of_rows(point["hosts"], point["grown_rows_per_s"])
     voice.result(plan=told)
     _print(made, costs)
-    if target:
-        charts.draw(made, target)
-        stdout().print(f"chart   {target}", soft_wrap=True)
+    if plot is not None:
+        charts.draw(made, plot)
+        stdout().print(f"chart   {plot}", soft_wrap=True)
 
 
 def _refuse_beside_jobs() -> None:

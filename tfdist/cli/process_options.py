@@ -19,12 +19,17 @@ from tfdist.strategies import parse_options
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import picked
 
-model_option = click.option(
-    "--model",
-    required=True,
-    metavar="FILE.py:NAME",
-    help="A function that returns a compiled Keras model.",
-)
+
+def _model(required: bool) -> Callable:
+    return click.option(
+        "--model",
+        required=required,
+        metavar="FILE.py:NAME",
+        help="A function that returns a compiled Keras model.",
+    )
+
+
+model_option, optional_model_option = _model(True), _model(False)
 data_option = click.option(
     "--data",
     required=True,

@@ -9,6 +9,7 @@ import click
 
 from tfdist.cli import voice
 from tfdist.cli.console import stdout
+from tfdist.cli.option_table import plot_option
 
 if TYPE_CHECKING:
     from tfdist.traces.report import Report
@@ -32,24 +33,21 @@ _COLUMNS = {
 @click.command("trace", epilog=_EPILOG, short_help="Show where the time of a step goes.")
 @click.argument("run", metavar="RUN")
 @click.option("--compare", metavar="RUN2", help="Show what is other in the steps of RUN2.")
-@click.option("--plot", metavar="FILE.png", help="Draw two steps of all ranks.")
+@plot_option("Draw two steps of all ranks.")
 @click.option(
     "--perfetto", metavar="FILE.json.gz", help="Write all ranks' traces as one, for Perfetto."
 )
-def command(run: str, compare: str | None, plot: str | None, perfetto: str | None) -> None:
+def command(run: str, compare: str | None, plot: Path | None, perfetto: str | None) -> None:
     """Shows where the time of a step goes, on every rank.
 
     RUN is the output of a training with --profile steps=A:B, or the folder that --profile named.
     Each moment of a step counts once: as compute where any operation computes; else as
     communication that is exposed; else as waiting, and for what.
     """
-    from tfdist.records import charts
     from tfdist.traces import gantt
     from tfdist.traces import perfetto as perfetto_file
     from tfdist.traces.report import report
 
-    if plot:
-        charts.checked(plot)
     if perfetto:
         perfetto_file.check(perfetto)
     found = report(run)
@@ -59,8 +57,8 @@ def command(run: str, compare: str | None, plot: str | None, perfetto: str | Non
     if other:
         _print(other)
         _print_change(found, other)
-    if plot:
-        gantt.draw(found, Path(plot))
+    if plot is not None:
+        gantt.draw(found, plot)
         stdout().print(f"plot     {plot}")
     if perfetto:
         lacking = perfetto_file.write(found, Path(perfetto))

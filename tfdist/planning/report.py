@@ -97,7 +97,7 @@ def make_plan(
 
 
 def _sources(cluster: Cluster, speed: Speed, measured: str | None, one: Needs | None) -> list[str]:
-    device, overlap = cluster.device, speed.overlap
+    device = cluster.device
     of_memory = "measured here" if device.name == CPU else "device file"
     lines = [
         "bytes and operations: the traced step of each row",
@@ -118,8 +118,7 @@ def _sources(cluster: Cluster, speed: Speed, measured: str | None, one: Needs | 
         lines += [
             f"computing: measured, {measured}: {speed.share_of_peak or 0:.3g} of what the "
             "device file says",
-            f"at the same time: measured, g = {overlap.exponent:.3g} of T = (Tc^g + Tm^g)^(1/g)"
-            + f", messages {overlap.slower:.3g} times what the link says" * (overlap.slower > 1),
+            f"at the same time: measured, {speed.overlap.describe()}",
         ]
     links = [cluster.link] + [cluster.network] * (cluster.hosts > 1)
     lines += [

@@ -27,6 +27,12 @@ class Overlap:
     exponent: float | None = None
     slower: float = 1.0
 
+    def describe(self) -> str:
+        """Returns what was fitted, in the words of a plan's sources."""
+        told = f"g = {self.exponent:.3g} of T = (Tc^g + Tm^g)^(1/g)"
+        slower = f", messages {self.slower:.3g} times what the link says"
+        return told + slower * (self.slower > 1)
+
     def step_seconds(self, compute: float, messages: float, buckets: int = 1) -> float:
         """Returns the seconds of a step.
 
