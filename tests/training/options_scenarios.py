@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import io
 import math
 from typing import Any
@@ -15,7 +17,7 @@ from scenarios import scenario
 from tensorflow import keras
 
 import tfdist
-from tfdist.errors import ModelError, OptionError
+from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.keras.tensors import all_raw
 from tfdist.strategies import rank_speeds
 from tfdist.training.engine.binding import binding_of
@@ -855,6 +857,84 @@ def noise_scale_changes_nothing(strategy, folder):
     watched, plain = trained(tfdist.NoiseScale()), trained()
     for one, other in zip(watched.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def _fresh(kind: Any, config: dict[str, Any]) -> keras.Model:
+    return mlp(optimizer=kind.from_config(config))
+
+
+@scenario("mirrored", "horovod", "keras_3")
+def a_batch_that_grows_is_one_device(strategy, folder):
+    """Each epoch is one device's at its batch and its rate; a resumed fit has the same ones."""
+    arrays = data(rows=90, weighted=False)
+    grown = {}
+    for name, optimizer in (
+        ("sgd", keras.optimizers.SGD(0.05, momentum=0.9)),
+        ("adam", keras.optimizers.Adam(0.01)),
+    ):
+        own = given(strategy)
+        keras.utils.set_random_seed(0)
+        make = functools.partial(_fresh, type(optimizer), optimizer.get_config())
+        model, one_device = own.build(make), make()
+        one_device.set_weights(model.get_weights())
+        begun = model.get_weights()
+        feed = own.dataset(arrays, global_batch_size=6, seed=3)
+        noise = tfdist.NoiseScale(apply=True, max_batch=21)
+        history = model.fit(feed, epochs=4, verbose=0, callbacks=[noise]).history
+        batches = grown[name] = history["global_batch_size"]
+        assert batches[0] == 6
+        assert batches[1] == 12  # These labels are noise.
+        assert max(batches) <= 21
+        assert all(batch % strategy.num_replicas == 0 for batch in batches)
+        rates = history["learning_rate"]
+        if name == "adam":
+            of_roots = [0.01 * math.sqrt(batch / 6) for batch in batches]
+            assert rates == pytest.approx(of_roots, rel=1e-5)
+        else:
+            assert 0.05 < rates[1] <= 0.1 * 1.00001
+        for epoch, (batch, rate) in enumerate(zip(batches, rates, strict=True)):
+            one_device.optimizer.learning_rate = rate
+            whole = dataclasses.replace(feed, global_batch_size=batch).on_one_device()
+            one_device.fit(whole.epochs(epoch, epoch + 1), verbose=0)
+        for one, other in zip(model.get_weights(), one_device.get_weights(), strict=True):
+            np.testing.assert_allclose(one, other, atol=2e-5)
+
+        again = own.build(make)
+        again.set_weights(begun)
+        found = []
+        for epochs in (2, 4):
+            noise = tfdist.NoiseScale(apply=True, max_batch=21)
+            keeper = tfdist.Checkpoints(folder / f"{name}", resume=True)
+            told = again.fit(feed, epochs=epochs, verbose=0, callbacks=[noise, keeper]).history
+            found += told["global_batch_size"]
+            again = own.build(make) if epochs == 2 else again
+        assert found == batches
+        for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
+            np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+@scenario("mirrored")
+def what_cannot_have_another_batch_is_told(strategy, folder):
+    def fits(x: Any, model_fn: Any = mlp, batch: int = 4, **options: Any) -> None:
+        own = given(strategy, **options)
+        growing = tfdist.NoiseScale(apply=True, max_batch=8)
+        feed = own.dataset(x, global_batch_size=batch) if isinstance(x, tuple) else x
+        own.build(model_fn).fit(feed, verbose=0, callbacks=[growing])
+
+    def scheduled() -> keras.Model:
+        return mlp(optimizer=keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 9)))
+
+    arrays = data(weighted=False)
+    with pytest.raises(DataError, match="data that can be divided into other batches"):
+        fits(tf.data.Dataset.from_tensor_slices(arrays).batch(4))
+    with pytest.raises(ModelError, match=r"a fixed learning rate.*a schedule"):
+        fits(arrays, scheduled)
+    with pytest.raises(OptionError, match="must change the rate"):
+        fits(arrays, lr_scaling="sqrt")
+    with pytest.raises(OptionError, match="max_batch of NoiseScale must be at least"):
+        fits(arrays, batch=9)
+    with pytest.raises(OptionError, match="must have a max_batch"):
+        tfdist.NoiseScale(apply=True)
 
 
 @scenario("single")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -40,13 +41,13 @@ def request_of(tmp_path, monkeypatch):
     x = np.zeros((12, 2), np.float32)
     tfdist.records.write((x, np.arange(12) % 2), "data", num_shards=1, split="train=2,validation=1")
 
-    def made(**settings) -> Request:
+    def made(search=MappingProxyType({}), **settings) -> Request:
         return Request(
             model="model_of_request.py:model_fn",
             data="data",
             output=Path("search"),
             space=space.parsed({"width": [8]}),
-            search=Search(),
+            search=Search(**search),
             settings=Settings(**settings),
             where=Where(strategy="single"),
         )
@@ -99,6 +100,15 @@ def test_logs_of_a_trial_are_its_own(request_of):
         config = request.training(7, {"width": 8}, {}, "data", Path("trial"), 1)
         assert config["profile"] == of_trial
         assert config["tensorboard"] == "board/007"
+
+
+def test_a_pruner_looks_at_epochs_of_its_own(request_of):
+    for pruner, rungs in (
+        ("halving", [2, 6, 7]),
+        ("median", [2, 4, 6, 7]),
+        ("none", [7]),
+    ):
+        assert request_of(search={"pruner": pruner, "grace": 2}, epochs=7).rungs == rungs
 
 
 def test_the_best_stands_beside_whatever_folder(tmp_path, monkeypatch):

@@ -21,7 +21,8 @@ from tfdist.tuning.study import Study
 )
 def test_a_trial_whose_last_epoch_was_seen_before_a_kill_ends(tmp_path, last, state, name):
     def study() -> Study:
-        return Study(tmp_path / "journal.log", mode="min", seed=0, grace=2, reduction=2)
+        settings = {"mode": "min", "seed": 0, "pruner": "halving", "grace": 2, "reduction": 2}
+        return Study(tmp_path / "journal.log", **settings)
 
     begun = study()
     begun.trial(begun.ask()).suggest_float("lr", 0.1, 1)

@@ -10,7 +10,7 @@ from tfdist.errors import EngineMissingError
 from tfdist.tuning import study
 from tfdist.tuning.study import Study
 
-SETTINGS = {"mode": "max", "seed": 3, "grace": 1, "reduction": 2}
+SETTINGS = {"mode": "max", "seed": 3, "pruner": "halving", "grace": 1, "reduction": 2}
 
 
 def ask(kept: Study) -> tuple[int, float]:
@@ -47,6 +47,22 @@ def test_one_in_so_many_goes_on(tmp_path):
     assert goes_on == {0.5: True, 0.4: False, 0.6: True, 0.55: True}
     assert kept.note(0, {1: 9.0, 2: 0.7})
     assert kept.trials[0].intermediate_values == {1: 0.5, 2: 0.7}
+
+
+def test_those_worse_than_the_median_end(tmp_path):
+    kept = Study(tmp_path / "a.log", **SETTINGS | {"pruner": "median", "grace": 2})
+    for value in (0.1, 0.2, 0.3, 0.4, 0.5):  # Without five that ended there is no median.
+        number = kept.ask()
+        assert kept.note(number, {1: 0.0, 2: value})
+        kept.end(number, "COMPLETE", value)
+    goes_on = {}
+    for value in (0.29, 0.31):
+        number = kept.ask()
+        assert kept.note(number, {1: 0.0})  # Within the grace.
+        goes_on[value] = kept.note(number, {2: value})
+    assert goes_on == {0.29: False, 0.31: True}
+    none = Study(tmp_path / "b.log", **SETTINGS | {"pruner": "none"})
+    assert [none.note(none.ask(), {1: value}) for value in (0.5, 0.4)] == [True, True]
 
 
 def test_a_line_that_was_written_in_part_is_removed(tmp_path):

@@ -53,7 +53,7 @@ _SPACE = {
     "train": {"global_batch_size": [64, 128]},
 }
 _ASKED = {"strategy": "single", "epochs": 2, "metric": "val_accuracy", "reduction": 2}
-_STUDY = {"mode": "max", "seed": 0, "grace": 1, "reduction": 2}
+_STUDY = {"mode": "max", "seed": 0, "pruner": "halving", "grace": 1, "reduction": 2}
 
 
 @pytest.fixture(scope="module")
@@ -285,6 +285,8 @@ def test_mistakes_are_told_in_one_line(within, folder, tmp_path):
         tune(metrics_file="a.prom")
     with pytest.raises(OptionError, match="reduction must be a whole number of at least 2"):
         tune(reduction=1)
+    with pytest.raises(OptionError, match="pruner must be a known one"):
+        tune(pruner="mean")
     assert not (tmp_path / "s").exists()
     with pytest.raises(OptionError, match=r"metric must be a known one.*val_accuracy"):
         tune(metric="val_acc", space={"width": [8], "lr": [0.1]})

@@ -41,6 +41,8 @@ class EpochRows(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         seconds = self._trained_at - self._begun_at
+        if "global_batch_size" in (logs or {}):  # Of an epoch that has one of its own.
+            self._steps = math.ceil(self._records / logs["global_batch_size"])
         row = {
             "epoch": epoch + 1,
             **{name: float(value) for name, value in (logs or {}).items()},

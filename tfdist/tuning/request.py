@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import OptionError, spelt
+from tfdist.errors import OptionError, spelt, unknown_choice
 from tfdist.launch.jobs import Where
 from tfdist.runs import monitors
 from tfdist.runs.settings import Settings
@@ -20,6 +20,7 @@ from tfdist.training.engine import model_path
 from tfdist.training.engine.options import check_values, option
 from tfdist.tuning import written
 from tfdist.tuning.space import Space
+from tfdist.tuning.study import PRUNERS
 
 _LOGS = [each.name for each in dataclasses.fields(Settings) if each.metadata["in_job"] == "logs"]
 
@@ -39,16 +40,27 @@ class Search:
         metavar="NAME",
         same_on_resume=True,
     )
+    pruner: str = option(
+        "halving",
+        "Which trials end early. halving: after GRACE, GRACE x REDUCTION, ... epochs all but the "
+        "best of those that came so far. median: after GRACE, 2 x GRACE, ... epochs those worse "
+        "than the median of the trials that came to their end. none: all train to the end.",
+        choices=PRUNERS,
+        same_on_resume=True,
+    )
     grace: int = option(
         1,
-        "Epochs before a trial may end early. After GRACE, GRACE x REDUCTION, ... epochs it goes "
-        "on as one of the best of those that came so far; as many as --epochs: none ends early.",
+        "Epochs before a trial may end early; as many as --epochs: none does.",
         metavar="EPOCHS",
         least=1,
         same_on_resume=True,
     )
     reduction: int = option(
-        3, "One trial in so many goes on.", metavar="N", least=2, same_on_resume=True
+        3,
+        "Of halving: one trial in so many goes on.",
+        metavar="N",
+        least=2,
+        same_on_resume=True,
     )
     folds: int | None = option(
         None,
@@ -90,11 +102,16 @@ class Request:
     @property
     def rungs(self) -> list[int]:
         """The epochs after which is decided who goes on, and the last epoch."""
-        found, epoch = [], self.search.grace
-        while epoch < self.settings.epochs:
+        grace, last = self.search.grace, self.settings.epochs
+        if self.search.pruner == "none":
+            return [last]
+        if self.search.pruner == "median":
+            return [*range(grace, last, grace), last]
+        found, epoch = [], grace
+        while epoch < last:
             found.append(epoch)
             epoch *= self.search.reduction
-        return [*found, self.settings.epochs]
+        return [*found, last]
 
     @property
     def monitor(self) -> dict[str, str]:
@@ -108,6 +125,8 @@ class Request:
             TfdistError: something that cannot hold, in whatever trial.
         """
         check_values(self.search)
+        if self.search.pruner not in PRUNERS:
+            raise unknown_choice("pruner", self.search.pruner, PRUNERS)
         name = self.monitor["monitor"]
         splits = find_splits(self.data)
         if name.startswith("val_") and self.search.folds is None and "validation" not in splits:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _NAME = "tfdist"
 #: Attributes of trials: that all has been chosen, and why one has failed.
 DEFINED, REASON = "defined", "reason"
+PRUNERS = ("halving", "median", "none")
 
 
 class _Lock:
@@ -42,8 +43,9 @@ class Study:
         journal: the file.
         mode: "min" or "max": what is better.
         seed: of what is suggested: the same history leads to the same next trial.
-        grace: epochs after which a trial goes on only as one of the best.
-        reduction: one in so many does.
+        pruner: one of PRUNERS: which trials go on.
+        grace: epochs before a trial may end early.
+        reduction: of halving: one trial in so many goes on.
 
     Attributes:
         optuna: Optuna's own.
@@ -53,7 +55,9 @@ class Study:
         EngineMissingError: Optuna is not installed.
     """
 
-    def __init__(self, journal: Path, *, mode: str, seed: int, grace: int, reduction: int):
+    def __init__(
+        self, journal: Path, *, mode: str, seed: int, pruner: str, grace: int, reduction: int
+    ):
         optuna = imported()
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
@@ -61,16 +65,20 @@ class Study:
         backend = JournalFileBackend(str(journal), _Lock(journal.with_suffix(".lock")))
         self._storage = JournalStorage(backend)
         self._seed = seed
-        self.settings = {"mode": mode, "seed": seed, "grace": grace, "reduction": reduction}
+        self.settings = {
+            "mode": mode,
+            "seed": seed,
+            "pruner": pruner,
+            "grace": grace,
+            "reduction": reduction,
+        }
         with _quiet(optuna):
             self.optuna = optuna.create_study(
                 storage=self._storage,
                 study_name=_NAME,
                 direction=f"{mode}imize",
                 load_if_exists=True,
-                pruner=optuna.pruners.SuccessiveHalvingPruner(
-                    min_resource=grace, reduction_factor=reduction
-                ),
+                pruner=_pruner(optuna, pruner, grace, reduction),
             )
 
     @property
@@ -135,6 +143,17 @@ def imported() -> Any:
     except ImportError as error:
         raise package_missing("optuna", "a search for hyperparameters", "tune", error) from None
     return optuna
+
+
+def _pruner(optuna: Any, name: str, grace: int, reduction: int) -> optuna.pruners.BasePruner:
+    """Returns what decides at the epochs of ``Request.rungs``."""
+    if name == "halving":
+        return optuna.pruners.SuccessiveHalvingPruner(
+            min_resource=grace, reduction_factor=reduction
+        )
+    if name == "median":
+        return optuna.pruners.MedianPruner(n_warmup_steps=grace, interval_steps=grace)
+    return optuna.pruners.NopPruner()
 
 
 @contextlib.contextmanager

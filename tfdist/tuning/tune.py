@@ -32,6 +32,7 @@ def tune(
     trials: int = 20,
     parallel: int = 1,
     metric: str = "val_loss",
+    pruner: str = "halving",
     grace: int = 1,
     reduction: int = 3,
     folds: int | None = None,
@@ -45,8 +46,8 @@ def tune(
     Each trial is a training in processes of its own, in a run folder of its own. After ``grace``
     epochs, ``grace * reduction``, ... one trial in ``reduction`` of those that came so far goes on
     from its checkpoint; the others end there (asynchronous successive halving, Li et al. 2020,
-    https://arxiv.org/abs/1810.05934, as Optuna's ``SuccessiveHalvingPruner`` decides). What the
-    next trial is given, Optuna's ``TPESampler`` chooses.
+    https://arxiv.org/abs/1810.05934, as Optuna's ``SuccessiveHalvingPruner`` decides), or as
+    ``pruner`` says. What the next trial is given, Optuna's ``TPESampler`` chooses.
 
     Args:
         model: as in ``tfdist.train``; a function of the arguments that ``space`` names, or, without
@@ -60,8 +61,11 @@ def tune(
         parallel: trials at a time; each has its part of the cores, or of the GPUs.
         metric: what is compared: its value after the last epoch of a trial; "f,mode=max" where
             the name does not tell which is better.
+        pruner: "halving"; "median": after ``grace`` epochs, ``2 * grace``, ... a trial whose best
+            value is worse than the median of those that came to their end goes on no further, as
+            soon as five have (Optuna's ``MedianPruner``); "none": all train to the end.
         grace: epochs before a trial may end early; as many as ``epochs``: none does.
-        reduction: one trial in so many goes on.
+        reduction: of halving: one trial in so many goes on.
         folds: cross-validation on so many parts of the shards of the split train; the value of a
             trial is the mean.
         resume: go on with the search in ``output``: trials that were running go on from their
@@ -111,6 +115,7 @@ def carry_out(request: Request, *, resume: bool, on_change: Callable[[TrialRow],
             folder.journal,
             mode=request.monitor["mode"],
             seed=request.settings.seed,
+            pruner=request.search.pruner,
             grace=request.search.grace,
             reduction=request.search.reduction,
         )

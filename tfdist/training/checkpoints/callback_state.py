@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.training.checkpoints.best_model import BestModel
+from tfdist.training.checkpoints.growing_batch import GrowingBatch
 
 # Numbers, and lists of arrays. Callbacks of a user's own are not looked into.
 _REMEMBERED = {
@@ -23,6 +24,7 @@ _REMEMBERED = {
     tf.keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
     tf.keras.callbacks.ModelCheckpoint: ("best", "epochs_since_last_save"),
     BestModel: ("best", "best_epoch"),
+    GrowingBatch: ("first_batch", "batch", "gain"),
 }
 
 

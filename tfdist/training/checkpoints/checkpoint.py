@@ -71,6 +71,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         directory: where they are written on this machine.
         resume: as given.
         start: where the fit has begun, once it has.
+        steps_of_epoch: of the one that runs; a growing batch makes them fewer.
 
     Raises:
         CheckpointError: in the fit, when no checkpoint can be read, or it is of another model.
@@ -152,6 +153,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._was_chief = collective.is_chief
         self.start = Start()
         self._state = CheckpointState(data, learned_words(model))
+        self.steps_of_epoch = data.steps_per_epoch
         self._optimizers = beside_compiled(model)
         parts = {"model": model, **self._saving.beside(model), **self._optimizers}
         self._parts = {name: saved(part) for name, part in parts.items()}
@@ -355,7 +357,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         is_due = every is not None and step // every > self._last_step // every
         self._last_step = step
         is_last = self._last_call.after_step()
-        if (is_due or is_last) and step < self._state.data.steps_per_epoch:
+        if (is_due or is_last) and step < self.steps_of_epoch:
             state = self._results.merged_state()
             self._save(Position(self._current_epoch, step), state, logs)
             if is_last:

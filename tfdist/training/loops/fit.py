@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -12,8 +13,10 @@ import tensorflow as tf
 
 from tfdist import keras
 from tfdist.errors import DataError
+from tfdist.training.checkpoints import callback_state
 from tfdist.training.checkpoints.checkpoint import keepers_among, released_after
 from tfdist.training.checkpoints.checkpoint_state import Start
+from tfdist.training.checkpoints.growing_batch import growing_among
 from tfdist.training.engine.binding import Binding
 from tfdist.training.feed.feed import Feed
 from tfdist.training.feed.keras_data import is_given_in_batches
@@ -26,6 +29,7 @@ from tfdist.training.loops.batch_reader import BatchReader
 from tfdist.training.loops.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.loops.custom_fit import EpochsAsTold, check_own_fit
 from tfdist.training.loops.membership import Fit, membership_of
+from tfdist.training.loops.noise_scale import check_growing
 from tfdist.training.loops.opening import Opening
 from tfdist.training.loops.preparation import Preparation
 from tfdist.training.model import manual_updates
@@ -134,6 +138,7 @@ class Runs:
             self._preparation.scale is not None
             or isinstance(options.get("validation_data"), Feed)
             or bool(keepers_among(_listed(options.get("callbacks"))))
+            or growing_among(_listed(options.get("callbacks"))) is not None
         )
 
     # The loops ----------------------------------------------------------------------------------
@@ -156,6 +161,9 @@ class Runs:
             check_labels(model, feed.records.element_spec)
         feed = self._membership.present(feed.weighted_by_class(class_weight))
         callbacks = _listed(callbacks)
+        growing = growing_among(callbacks)
+        if growing is not None:
+            check_growing(feed, is_scaled=self._preparation.scale is not None)
         history = tf.keras.callbacks.History()
         history.on_train_begin()  # There may be nothing left to train.
         chain = self._chain(
@@ -163,7 +171,10 @@ class Runs:
         )
 
         def train(start: Start) -> None:
-            present = self._membership.present(feed)
+            if growing is not None:
+                if start.callbacks:
+                    callback_state.restore([growing], start.callbacks)
+                growing.begin(feed.global_batch_size, feed.num_records)
             next_epoch = start.position.epoch or initial_epoch
             feeds = [feed]
             if validation_data is not None:
@@ -176,6 +187,13 @@ class Runs:
                 feeds.append(validation)
 
             def run(first: int, last: int, skip_steps: int = 0) -> None:
+                sized = feed
+                if growing is not None:
+                    sized = dataclasses.replace(feed, global_batch_size=growing.batch)
+                    chain.set_params({**chain.params, "steps": sized.steps_per_epoch})
+                    for keeper in keepers_among(callbacks):
+                        keeper.steps_of_epoch = sized.steps_per_epoch
+                present = self._membership.present(sized)
                 parts = start.parts if skip_steps else self._membership.parts(present)
                 begun = present.begun_by(parts)
                 told = start.steps_told if skip_steps else 0
@@ -187,7 +205,7 @@ class Runs:
                     batches,
                     epochs=last,
                     initial_epoch=first,
-                    steps_per_epoch=feed.steps_per_epoch - skip_steps,
+                    steps_per_epoch=sized.steps_per_epoch - skip_steps,
                     callbacks=chain,
                     shuffle=False,  # The feed does; Keras 3 would warn that it cannot.
                     **options,
@@ -209,8 +227,11 @@ class Runs:
                     run(next_epoch, next_epoch + 1, start.position.step)
                     self._results.carried = None
                     next_epoch = epochs if model.stop_training else next_epoch + 1
-                if next_epoch < epochs:
-                    run(next_epoch, epochs)
+                while next_epoch < epochs:
+                    # Keras' epochs have one length, so those of growing batches are fits each.
+                    last = epochs if growing is None else next_epoch + 1
+                    run(next_epoch, last)
+                    next_epoch = epochs if model.stop_training else last
 
         with released_after(callbacks), tracing.closing(chain.callbacks):
             self._membership.run(

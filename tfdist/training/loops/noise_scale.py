@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import ModelError
+from tfdist.errors import DataError, ModelError, OptionError
+from tfdist.keras.optimizers import given_learning_rate, inner_of, optimizers_of
+from tfdist.keras.steps import steps_per_execution
+from tfdist.training.checkpoints.growing_batch import GrowingBatch
 from tfdist.training.engine.binding import Binding, binding_of
+from tfdist.training.engine.elastic_collective import ElasticCollective
+from tfdist.training.engine.options import check_count
+from tfdist.training.feed.feed import Feed
+from tfdist.training.feed.keras_feed import GivenFeed
 from tfdist.training.steps.custom_steps import own_steps
 from tfdist.training.steps.gradient_noise import GradientNoise
 
+_SCHEDULE = tf.keras.optimizers.schedules.LearningRateSchedule
+_SGD = (tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD)
 
-class NoiseScale(tf.keras.callbacks.Callback):
+
+class NoiseScale(GrowingBatch):
     """Measures the gradient noise scale: the global batch above which more rows gain little.
 
     Each epoch's logs get ``noise_scale``, in rows: the variance of the gradient of one row over the
@@ -29,22 +40,56 @@ class NoiseScale(tf.keras.callbacks.Callback):
             model = strategy.build(model_fn)
             model.fit(data, callbacks=[tfdist.NoiseScale()])  # history: noise_scale
 
+    With ``apply=True`` it also chooses the global batch of each epoch, at the end of the one
+    before: the noise scale that was measured, but no more than twice the batch before, no less than
+    half of it or than that of the data, at most ``max_batch``, and a multiple of the replicas. Each
+    epoch is then one device's at that batch, and checkpoints remember it. The rate that the model
+    has for the first batch B0 is multiplied for a batch B by
+
+    - SGD, with momentum or without: AdaScale's gain (Johnson et al. 2020, arXiv:2007.05105), once
+      for an epoch: ``(S / B0 + g) / (S / B + g)``, where S is the variance of the gradient of one
+      row and g the square of the true gradient: from 1, without noise, to B / B0, of noise alone;
+    - all others: ``sqrt(B / B0)`` (Malladi et al. 2022, arXiv:2205.10287, for Adam and RMSProp).
+
+    The logs get ``global_batch_size``, that of the epoch which has ended. A fit that is resumed
+    within an epoch measures the rest of it.
+
+    Args:
+        apply: whether to change the global batch and the learning rate.
+        max_batch: with ``apply``: rows of the largest global batch.
+
     Raises:
+        OptionError: one of ``apply`` and ``max_batch`` without the other.
         ModelError: when the fit begins, of a batch that is not divided, on a strategy that does not
-            take data-parallel steps, of a train_step of one's own, or with ``shard``.
+            take data-parallel steps, of a train_step of one's own, or with ``shard``; with
+            ``apply`` of a learning rate that is not one fixed number.
+        DataError: with ``apply``, of batches that were given as they are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, apply: bool = False, max_batch: int | None = None) -> None:
         super().__init__()
+        if apply != (max_batch is not None):
+            raise OptionError(
+                "apply=True of tfdist.NoiseScale must have a max_batch, which nothing else has",
+                received=f"apply={apply}, max_batch={max_batch}",
+                mend="Write NoiseScale(apply=True, max_batch=1024), or leave both out",
+            )
+        if max_batch is not None:
+            check_count("max_batch", max_batch)
+        self.grows = apply
+        self._most = max_batch
         self._noise: GradientNoise | None = None
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
         binding = binding_of(model, "tfdist.NoiseScale")
         _check(binding)
+        if self.grows:
+            _check_rate(binding)
         if self._noise is None:
             with model.distribute_strategy.scope():
                 self._noise = GradientNoise(binding.collective)
+        self._collective = binding.collective
         binding.noise = self._noise  # Until the fit has ended, see ``Runs.fit``.
         model.train_function = None  # One that was traced before does not measure.
 
@@ -58,6 +103,110 @@ class NoiseScale(tf.keras.callbacks.Callback):
         if logs is not None:
             is_signal = steps > 0 and signal > 0
             logs["noise_scale"] = max(0.0, variance) / signal if is_signal else float("inf")
+        if self.grows:
+            if logs is not None:
+                logs["global_batch_size"] = self.batch
+            self._choose(max(0.0, variance), max(0.0, signal))
+
+    def begin(self, batch: int, num_records: int) -> None:
+        """Makes ready for a fit on data of so many records, given with a global batch.
+
+        Raises:
+            OptionError: a fit with another one is gone on with.
+        """
+        if self.first_batch not in (None, batch):
+            raise OptionError(
+                "a fit of NoiseScale(apply=True) must go on with its first global_batch_size",
+                received=f"{batch}, where it was {self.first_batch}",
+                mend=f"Give global_batch_size={self.first_batch}: the batch that it had come to is "
+                "remembered",
+            )
+        if batch > self._most:
+            raise OptionError(
+                "max_batch of NoiseScale must be at least global_batch_size",
+                received=f"max_batch={self._most} and global_batch_size={batch}",
+                mend=f"Give max_batch={batch} or more",
+            )
+        self._num_records = num_records
+        if self.first_batch is None:
+            self.first_batch, self.batch, self.gain = batch, batch, 1.0
+
+    def _choose(self, variance: float, signal: float) -> None:
+        """Sets batch and learning rate of the coming epoch, alike on all processes."""
+        collective, optimizer = self._collective, self.model.optimizer
+        most = min(self._most, self._num_records)
+        batch = next_batch(
+            variance, signal, self.batch, self.first_batch, most, collective.num_replicas
+        )
+        is_sgd = isinstance(inner_of(optimizer), _SGD)
+        gain = math.sqrt(batch / self.first_batch)
+        if is_sgd:
+            gain = adascale_gain(variance, signal, self.first_batch, batch)
+        batch, gain = collective.gather((batch, gain))[0]
+        # What other callbacks have made of the rate stays in it.
+        rate = float(tf.convert_to_tensor(inner_of(optimizer).learning_rate))
+        inner_of(optimizer).learning_rate = rate * gain / self.gain
+        self.batch, self.gain = batch, gain
+
+
+def next_batch(
+    variance: float, signal: float, batch: int, first: int, most: int, replicas: int
+) -> int:
+    """Returns the rows of the global batch after one of ``batch`` rows, see ``NoiseScale``."""
+    scale = variance / signal if signal > 0 else math.inf
+    wanted = int(min(max(scale, batch / 2), 2 * batch, most))
+    return max(first, wanted // replicas * replicas)
+
+
+def adascale_gain(variance: float, signal: float, first: int, batch: int) -> float:
+    """Returns what a step on ``batch`` rows gains over one on ``first``, see ``NoiseScale``."""
+    if variance == 0:
+        return 1.0
+    return (variance / first + signal) / (variance / batch + signal)
+
+
+def check_growing(feed: Feed, *, is_scaled: bool) -> None:
+    """Checks that a global batch may change between epochs.
+
+    Args:
+        is_scaled: whether the strategy changes the learning rate.
+
+    Raises:
+        DataError: the batches of the data are given as they are.
+        OptionError: two would change the learning rate.
+    """
+    if isinstance(feed, GivenFeed) or feed.records.is_sequential:
+        raise DataError(
+            "NoiseScale(apply=True) must have data that can be divided into other batches",
+            received="batches that are given as they are, or a pipeline of tf.data",
+            mend="Give arrays, or strategy.dataset of shards or arrays; or leave apply out",
+        )
+    if is_scaled:
+        raise OptionError(
+            "one of lr_scaling, warmup_epochs and NoiseScale(apply=True) must change the rate",
+            received="more than one",
+            mend="Leave the strategy's options out",
+        )
+
+
+def _check_rate(binding: Binding) -> None:
+    """Raises ModelError where batch and learning rate cannot change between epochs."""
+    model, received = binding.model, None
+    if len(optimizers_of(model)) > 1:
+        received = f"{len(optimizers_of(model))} optimizers"
+    elif isinstance(given_learning_rate(model.optimizer), _SCHEDULE):
+        received = "a schedule"
+    elif steps_per_execution(model) > 1:
+        received = f"steps_per_execution={steps_per_execution(model)}"
+    elif isinstance(binding.collective, ElasticCollective):
+        received = "an elastic job"
+    if received is not None:
+        raise ModelError(
+            "NoiseScale(apply=True) must have one optimizer with a fixed learning rate, one step "
+            "an execution and processes that stay",
+            received=received,
+            mend="Compile the model so, or leave apply out",
+        )
 
 
 def _check(binding: Binding) -> None:
