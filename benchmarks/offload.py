@@ -1,6 +1,7 @@
 """``offload`` between two devices: the most bytes that lie on one of them, and what a step costs.
 
-Two logical CPUs play an accelerator and its host; see ``device_bytes`` for what is counted.
+Two logical CPUs play an accelerator and its host; see ``tfdist.runs.device_bytes`` for what is
+counted.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from benchmarks import apart, device_bytes
+from benchmarks import apart
 from benchmarks.steps_in_turn import median_seconds, row
 
 _apart = functools.partial(apart.call, "benchmarks.offload")
@@ -41,6 +42,8 @@ def bytes_there(options: dict[str, Any], rows: int) -> int:
     _two_devices()
     with tf.device(_ACCELERATOR):
         model = _fitted(options, x, rows)
+        from tfdist.runs import device_bytes
+
         found = device_bytes.of_a_step(model, lambda: _fit(model, x, rows))
     return found[_ACCELERATOR]
 

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import apart, device_bytes
+from benchmarks import apart
 
 _apart = functools.partial(apart.call, "benchmarks.plan")
 _SINGLE: tuple[str, dict[str, Any]] = ("single", {})
@@ -61,7 +61,7 @@ def told_and_measured(model: str, strategy: str, options: dict[str, Any]) -> dic
     import tfdist
 
     with tfdist.strategy(strategy, **options) as started:
-        from tfdist.runs import traced_step
+        from tfdist.runs import device_bytes, traced_step
 
         model_fn, rows = _model(model)
         built = started.build(model_fn)

@@ -13,7 +13,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
-_SHARED = {"__main__", "apart", "device_bytes", "machine", "pairs", "steps_in_turn"}
+_SHARED = {"__main__", "apart", "machine", "pairs", "steps_in_turn"}
 _ALL = sorted({path.stem for path in BENCHMARKS.glob("*.py")} - _SHARED)
 
 _CONTRACT = """

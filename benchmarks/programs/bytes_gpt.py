@@ -12,9 +12,9 @@ from tfdist.examples import gpt_grid
 
 strategy = gpt_grid.strategy() if sys.argv[1:] == ["grid"] else tfdist.strategy("single")
 with strategy:
-    from benchmarks import device_bytes
     from tfdist.examples.gpt import data, model_fn
     from tfdist.launch.events import emit
+    from tfdist.runs import device_bytes
 
     model = strategy.build(model_fn)
     train = strategy.dataset(data(), global_batch_size=gpt_grid.BATCH).limited(2)

@@ -9,7 +9,7 @@ import pytest
 import tfdist as package
 from tfdist.errors import LaunchError, ModelError, OptionError
 from tfdist.planning.needs import Needs
-from tfdist.runs import largest_batch, planning
+from tfdist.runs import checking, largest_batch, planning
 from tfdist.runs.largest_batch import Try
 
 
@@ -196,3 +196,27 @@ def test_a_traced_model_on_measured_processes(run_cli, shards, model_file):
     assert single["peak_bytes"] > 3 * 4 * (8 * 16 + 16 * 3 + 19)
     assert single["speed_up"] == 1
     assert told["found_batch"] >= 32
+
+
+def test_check_shows_told_beside_measured(plan, monkeypatch):
+    def run(module, config, where, on_event):
+        if config["asked"][1]:
+            raise ModelError("a model must be taken", received="none", mend="Take one")
+        on_event(0, {"event": "measured", "most": 10**9})
+
+    monkeypatch.setattr(checking.ranks, "run", run)
+    code, out, _ = plan("--devices", "cpu:2", "--global-batch-size", "16", "--check", "--json")
+    assert code == 0
+    told = json.loads(out.splitlines()[-1])["plan"]
+    fitting = [row for row in told["rows"] if row.get("fits")]
+    assert [check["measured"] for check in told["checks"][:1]] == [10**9]
+    assert told["checks"][0]["told"] == fitting[0]["peak_bytes"]
+    assert told["checks"][1]["measured"] is None
+    assert "a model must be taken" in told["checks"][1]["why"]
+    assert not [check for check in told["checks"] if "parameter_server" in check["name"]]
+
+
+def test_check_is_of_this_machine(plan):
+    code, out, err = plan("--devices", "h100:8", "--check")
+    assert (code, out) == (2, "")
+    assert "--check must be of a plan for this machine's CPU" in err

@@ -64,3 +64,16 @@ def test_branches_that_join_leave_nothing_behind():
         ("Pad", 40, [3]), ("Pad", 1, [4]),
     )  # fmt: skip
     assert most_on_each(joined) == {"CPU:0": 60}
+
+
+def test_aligned_rows_of_a_tensor_lie_in_its_buffer():
+    def rows(kind: str, shape: tuple[int, ...], columns: int) -> int:
+        whole, some = graph(("Iterator", 8 * columns * 4, []), (kind, 2 * columns * 4, [0]))
+        whole = replace(whole, shapes=((8, columns),))
+        return most_on_each([whole, replace(some, shapes=(shape,))])["CPU:0"]
+
+    assert rows("StridedSlice", (2, 16), 16) == 512
+    assert rows("Unpack", (16,), 16) == 512
+    assert rows("StridedSlice", (8, 4), 16) == 512 + 128, "columns"
+    assert rows("StridedSlice", (2, 15), 15) == 480 + 120, "rows that are not aligned"
+    assert rows("Pad", (2, 16), 16) == 512 + 128

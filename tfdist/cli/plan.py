@@ -14,6 +14,7 @@ from tfdist.cli.option_table import options_of, plot_option
 from tfdist.cli.process_options import optional_model_option
 from tfdist.errors import OptionError, spelt
 from tfdist.planning.report import Plan
+from tfdist.runs.checking import Check, check_plan, refuse_other_devices
 from tfdist.runs.planning import plan
 from tfdist.runs.settings import OfLearning
 
@@ -30,6 +31,7 @@ Examples:
   tfdist plan --model model.py:model_fn --devices a10g:2x4 --plot plan.png
   tfdist plan --model model.py:model_fn --devices g5.12xlarge:4 --usd-per-hour 3.40
   tfdist plan --model model.py:model_fn --devices cpu:2 --profile data/digits
+  tfdist plan --model model.py:model_fn --devices cpu:2 --check
   tfdist plan --model model.py:model_fn --devices mine:8 --device-file mine.yaml
   tfdist plan --jobs jobs.yaml
 """
@@ -62,6 +64,13 @@ Examples:
     "training in processes that may die.",
 )
 @click.option(
+    "--check",
+    "is_checked",
+    is_flag=True,
+    help="Run a step of each row that one process here can run, and show its bytes beside those "
+    "that were told. Of cpu:N alone.",
+)
+@click.option(
     "--usd-per-hour",
     type=click.FloatRange(min=0, min_open=True),
     metavar="USD",
@@ -83,6 +92,7 @@ def command(
     device_file: Path | None,
     profile: str | None,
     find_batch: bool,
+    is_checked: bool,
     usd_per_hour: float | None,
     region: str,
     plot: Path | None,
@@ -106,11 +116,13 @@ def command(
             received="neither" if model is devices else "one of the two",
             mend="Write for example --model model.py:model_fn --devices h100:8",
         )
+    from tfdist.cli import plan_charts
     from tfdist.cli.plan_costs import costs_of
-    from tfdist.planning import charts
     from tfdist.planning.devices import DeviceTable
 
     cluster = DeviceTable.load(device_file).cluster(devices)
+    if is_checked:
+        refuse_other_devices(cluster.device.name)
     costs = costs_of(cluster, usd_per_hour, region)
     doing = "finding what a step of each strategy needs"
     with stdout().status(doing) as status:
@@ -133,13 +145,21 @@ def command(
             find_batch=find_batch,
             on_event=take,
         )
+        checks = []
+        if is_checked:
+            status.update("running a step of each row that one process can run")
+            checks = check_plan(model, made, voice.take)
     told = made.to_json()
     for point in told["scaling"]:
         point |= costs.of_rows(point["hosts"], point["grown_rows_per_s"])
+    if is_checked:
+        told["checks"] = [vars(check) for check in checks]
     voice.result(plan=told)
     _print(made, costs)
+    if is_checked:
+        _print_checks(checks)
     if plot is not None:
-        charts.draw(made, plot)
+        plan_charts.draw(made, plot)
         stdout().print(f"chart   {plot}", soft_wrap=True)
 
 
@@ -207,6 +227,23 @@ def _rows_table(made: Plan) -> Table:
             style="bold" if row is made.advice.row else None,
         )
     return table
+
+
+def _print_checks(checks: list[Check]) -> None:
+    from rich.table import Table
+
+    table = Table(title="told and measured, on the device that holds most", title_justify="left")
+    table.add_column("strategy")
+    for title in ("told", "measured", "told / measured"):
+        table.add_column(title, justify="right")
+    for check in checks:
+        if check.measured is not None:
+            of_it = f"{check.told / check.measured:.3f}"
+            table.add_row(check.name, size(check.told), size(check.measured), of_it)
+    stdout().print(table)
+    for check in checks:
+        if check.measured is None:
+            stdout().print(f"failed  {check.name}: {check.why}", soft_wrap=True)
 
 
 def _largest(row: Row, batch: int) -> str:

@@ -3,7 +3,7 @@
 An executor of TensorFlow runs what is ready first in, first out; so does this one, an operation at
 a time on each device, for as long as its work takes there. A buffer lies from the operation that
 makes it until the last one that reads it has run. What a kernel takes for itself meanwhile is not
-seen, as by ``benchmarks/device_bytes.py``.
+seen, as by ``tfdist/runs/device_bytes.py``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ _ALIASES = frozenset(
     """Enter EnsureShape Exit ExpandDims Identity IdentityN Merge NextIteration PreventGradient
     Reshape Snapshot Squeeze StopGradient Switch""".split()  # noqa: SIM905
 )
+# Rows of a tensor, or some of them, which lie in its buffer where kernels find them aligned.
+_TAKE_ROWS = frozenset(("Slice", "Split", "SplitV", "StridedSlice", "Unpack"))
+_ALIGNED_BYTES = 64
 _OF_VARIABLES = frozenset(("VarHandleOp", "ReadVariableOp"))
 # Kernels that write into the buffer of an input which nobody else reads, where it has the size.
 _FORWARDING = frozenset(
@@ -133,12 +136,20 @@ class _Execution:
             buffer = self._held.get((source, slot, operation.device))
             if buffer is None:
                 continue
-            if operation.kind in _ALIASES:
+            if operation.kind in _ALIASES or self._are_rows(operation, output, source, slot):
                 return buffer
             is_last = buffer.is_own and buffer.readers == 1 and buffer.size == size
             if operation.kind in _FORWARDING and is_last:
                 return buffer
         return None
+
+    def _are_rows(self, operation: Operation, output: int, source: int, slot: int) -> bool:
+        """Whether an output is some rows of an input, whose buffer it shares."""
+        whole, some = self._operations[source].shapes[slot], operation.shapes[output]
+        if operation.kind not in _TAKE_ROWS or len(whole) < 2:
+            return False
+        row_bytes = self._operations[source].sizes[slot] // max(1, whole[0])
+        return whole[1:] in (some, some[1:]) and row_bytes % _ALIGNED_BYTES == 0
 
     def _taken(self, buffer: _Buffer) -> _Buffer:
         self._live[buffer.device] += buffer.size

@@ -175,17 +175,17 @@ _READ = ("transpose_a", "adj_x", "equation")
 def _listed(graph: Any, home: str) -> list[Operation]:
     operations = graph.get_operations()
     number = {operation.name: index for index, operation in enumerate(operations)}
+    places: dict[str, str] = {}
     found = []
     for each in operations:
-        handles = [t.op for t in each.inputs if t.op.type == "VarHandleOp"]
+        places[each.name] = _place(each, places, home)
         shapes = tuple(_shape(output) for output in each.outputs)
         attributes = each.node_def.attr
         found.append(
             Operation(
                 name=each.name,
                 kind=each.type,
-                # What reads a variable does so where it lies.
-                device=short((handles[0] if handles else each).device or home),
+                device=places[each.name],
                 inputs=tuple((number[t.op.name], t.value_index) for t in each.inputs),
                 after=tuple(number[before.name] for before in each.control_inputs),
                 shapes=shapes,
@@ -201,6 +201,24 @@ def _listed(graph: Any, home: str) -> list[Operation]:
             )
         )
     return found
+
+
+def _place(operation: Any, places: Mapping[str, str], home: str) -> str:
+    """Returns the device of an operation, for those of its inputs.
+
+    What reads a variable does so where it lies, and what inlining puts between functions hands on
+    a tensor where that is.
+    """
+    handles = [t.op for t in operation.inputs if _is_variable(t)]
+    if operation.type == "Identity" and not operation.device:
+        handles = [tensor.op for tensor in operation.inputs]
+    return places[handles[0].name] if handles else short(operation.device or home)
+
+
+def _is_variable(tensor: Any) -> bool:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor.op.type == "VarHandleOp"
 
 
 def _shape(output: Any) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from tfdist.training.engine.collective import Collective
 from tfdist.training.layers import loss_masks, losses
 from tfdist.training.layers.autograph import with_autograph
 from tfdist.training.layers.clipping import limit_of_values
+from tfdist.training.memory.update_place import updates_where_weights_lie
 from tfdist.training.model.logits import changed
 
 
@@ -447,7 +448,8 @@ class MeshSteps:
             for place, part in zip(weight.holders, weight.held, strict=True)
         ]
         # A LossScaleOptimizer looks for infinities before its inner optimizer clips.
-        with keras.optimizers.clipped_to(optimizer, clipped):
+        clipping = keras.optimizers.clipped_to(optimizer, clipped)
+        with clipping, updates_where_weights_lie(optimizer):
             self._model.optimizer.apply_gradients(pairs)
         if self._state.ranks is not None:
             self._give_parts()

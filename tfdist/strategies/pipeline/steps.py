@@ -25,6 +25,7 @@ from tfdist.training.layers.gradients import Sums, weight_losses
 from tfdist.training.layers.losses import is_keras_own, is_sum
 from tfdist.training.layers.randomness import Draws, StepSeeds, is_seeded, refuse_unseeded
 from tfdist.training.memory.sharded_update import ShardedUpdate
+from tfdist.training.memory.update_place import updates_where_weights_lie
 from tfdist.training.model.layer_calls import Graph, inputs_of
 
 
@@ -201,7 +202,8 @@ class PipelineSteps:
             found = optimizer.get_unscaled_gradients(found)
         sharded = self._binding.sharded
         if sharded is None:
-            self.ranks.apply(optimizer, found, variables)
+            with updates_where_weights_lie(optimizer):
+                self.ranks.apply(optimizer, found, variables)
         else:
             ShardedUpdate(self._binding, sharded).apply(found)
 

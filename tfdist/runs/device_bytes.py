@@ -50,12 +50,18 @@ def _run_noted(traced: Any, args: tuple[Any, ...]) -> tuple[Any, dict[str, int]]
         begun = []
         for batch, inputs in batches:
             dataset = tf.data.Dataset.from_tensors(batch).repeat()
-            iterator = v1.data.make_initializable_iterator(dataset)
-            begun.append(iterator.initializer)
+            specs = tf.nest.flatten(dataset.element_spec)
+            kinds = {
+                "output_types": [spec.dtype for spec in specs],
+                "output_shapes": [spec.shape for spec in specs],
+            }
+            iterator = tf.raw_ops.IteratorV2(shared_name="", container="", **kinds)
+            variant = tf.data.experimental.to_variant(dataset)
+            begun.append(tf.raw_ops.MakeIterator(dataset=variant, iterator=iterator))
             if inputs[0].dtype == tf.resource:
-                fed[inputs[0].name] = iterator._iterator_resource
+                fed[inputs[0].name] = iterator
             else:
-                taken = tf.nest.flatten(iterator.get_next())
+                taken = tf.raw_ops.IteratorGetNext(iterator=iterator, **kinds)
                 fed |= {inner.name: one for inner, one in zip(inputs, taken, strict=True)}
         for name, value in values.items():
             with tf.device(variables[name].device):

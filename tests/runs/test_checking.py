@@ -1,0 +1,59 @@
+"""A plan's bytes beside those of its steps, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tfdist.errors import OptionError
+from tfdist.planning.candidates import Candidate
+from tfdist.planning.devices import DeviceTable
+from tfdist.planning.plan import Speed
+from tfdist.planning.report import make_plan
+from tfdist.runs.checking import check_plan
+from tfdist.runs.needs import find_needs
+
+_ROOT = Path(__file__).parents[2]
+_MODEL = """
+from tensorflow import keras
+
+def model_fn():
+    hidden = [keras.layers.Dense(256, "tanh") for _ in range(4)]
+    model = keras.Sequential([keras.Input((256,)), *hidden])
+    model.compile("adam", "mse")
+    return model
+"""
+_ROWS = 512
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_told_bytes_are_shown_beside_those_of_a_step(tmp_path, monkeypatch):
+    (tmp_path / "model.py").write_text(_MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(_ROOT), prepend=os.pathsep)
+    asked = [Candidate("single"), Candidate("mirrored", {}, 2), Candidate("horovod", {}, 2)]
+    found = find_needs("model.py:model_fn", [each.traced for each in asked], rows=_ROWS)
+    cluster = DeviceTable.load().cluster("cpu:2")
+    made = make_plan(asked, found, cluster, _ROWS, speed=Speed(), several="horovod")
+    checks = check_plan("model.py:model_fn", made)
+    assert [check.name for check in checks] == ["single", "mirrored"]
+    for check, row in zip(checks, made.rows, strict=False):
+        assert check.told == row.peak
+        assert check.measured == pytest.approx(check.told, rel=0.05), check.why
+
+
+def test_devices_that_are_not_here_are_refused():
+    cluster = DeviceTable.load().cluster("h100:2")
+    made = make_plan(
+        [Candidate("single")],
+        [OptionError("a model must be", received="none", mend="Give one")],
+        cluster,
+        _ROWS,
+        speed=Speed(),
+        several="horovod",
+    )
+    with pytest.raises(OptionError, match="--check must be of a plan for this machine's CPU"):
+        check_plan("model.py:model_fn", made)
