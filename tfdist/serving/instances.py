@@ -24,7 +24,7 @@ from tfdist.records.writing.tables.table import Table, Values
 #: The key of TensorFlow Serving for bytes, which JSON has no type for.
 B64 = "b64"
 # What a photo may be: Pillow reads many more formats, some by other programs.
-_FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "WEBP")
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 
 
 class InstanceError(Exception):
@@ -211,6 +211,7 @@ def _photo(feature: Feature, value: Any, limits: Limits) -> bytes:
     data = _bytes(feature, value)
     if data is None:
         raise InstanceError(f"'{feature.name}' must be the file of an image, as {{\"b64\": ...}}")
+    Image.init()  # WebP is not among those that Pillow begins with.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Of large ones, which are counted here.

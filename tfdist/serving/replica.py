@@ -51,7 +51,8 @@ class Replica(litserve.LitAPI):
 
         A request without records gets the shapes and dtypes of the outputs.
         """
-        answers = iter(self._handler.predict([records for records in x if records]))
+        asked = [records for records in x if records]
+        answers = iter(self._handler.predict(asked) if asked else ())
         rows = sum(len(records or ()) for records in x)
         found = [next(answers) if records else self._handler.outputs for records in x]
         texts = [str(one) if isinstance(one, InstanceError) else one for one in found]
