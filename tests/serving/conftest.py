@@ -94,6 +94,7 @@ def _serving(run: Path, log: Path, *options: str) -> Iterator[Client]:
         process = subprocess.Popen(
             [sys.executable, "-m", "tfdist", "serve", str(run), "--port", "0", *options],
             env=environ,
+            cwd=run.parent,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

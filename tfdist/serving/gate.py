@@ -10,6 +10,7 @@ import base64
 import json
 import struct
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tfdist.errors import ModelError
 from tfdist.launch.jobs import Where
 from tfdist.records.format.checking import ShardReader
 from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, value_of
-from tfdist.records.format.manifest import Manifest, load_manifest
+from tfdist.records.format.manifest import Manifest, ShardInfo, load_manifest
 from tfdist.records.format.schema import Schema
 from tfdist.runs import predicting
 from tfdist.serving.instances import B64
@@ -51,13 +52,16 @@ def prepare(served: Served, count: int, folder: Path) -> str | None:
     if manifest.schema.is_sequence_example:
         return "records are SequenceExamples, which no request holds"
     split = _SPLIT if _SPLIT in manifest.splits else next(iter(manifest.splits))
-    shard = manifest.splits[split].shards[0]
-    path = manifest.shard_folder(Path(served.trained_on)) / shard.file
-    if not path.is_file():
-        return f"{path} is not here"
-    frames, records = _first(path, manifest, count)
-    own = replace(shard, records=len(records), bytes=len(frames), file="first.tfrecord")
-    own = replace(own, checksum=f"{crc32c(frames):08x}", client=None, class_counts=None)
+    place = manifest.shard_folder(Path(served.trained_on))
+    paths = [place / shard.file for shard in manifest.splits[split].shards]
+    lacking = [path for path in paths if not path.is_file()]
+    if lacking:
+        return f"{lacking[0]} is not here"
+    frames, records = _first(paths, manifest, count)
+    checksum = f"{crc32c(frames):08x}"
+    own = ShardInfo(
+        file="first.tfrecord", records=len(records), bytes=len(frames), checksum=checksum
+    )
     info = replace(manifest.splits[split], shards=(own,), class_counts=None, partition=None)
     shards = folder / "shards"
     shards.mkdir()
@@ -79,15 +83,16 @@ def prepare(served: Served, count: int, folder: Path) -> str | None:
     return None
 
 
-def _first(path: Path, manifest: Manifest, count: int) -> tuple[bytes, list[bytes]]:
+def _first(paths: Sequence[Path], manifest: Manifest, count: int) -> tuple[bytes, list[bytes]]:
     """Returns the frames of the first records, and these."""
     frames, records = b"", []
-    with ShardReader(path, manifest.compression == "gzip", None) as reader:
-        while len(records) < count and (header := bytes(reader.read(HEADER_BYTES))):
-            (size,) = struct.unpack("<Q", header[:8])
-            body = bytes(reader.read(size + FOOTER_BYTES))
-            frames += header + body
-            records.append(body[:-FOOTER_BYTES])
+    for path in paths:
+        with ShardReader(path, manifest.compression == "gzip", None) as reader:
+            while len(records) < count and (header := bytes(reader.read(HEADER_BYTES))):
+                (size,) = struct.unpack("<Q", header[:8])
+                body = bytes(reader.read(size + FOOTER_BYTES))
+                frames += header + body
+                records.append(body[:-FOOTER_BYTES])
     return frames, records
 
 

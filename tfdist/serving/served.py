@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import DataError, ModelError, OptionError
+from tfdist.errors import DataError, OptionError
 from tfdist.records.format.manifest import load_manifest
 from tfdist.records.format.schema import Schema
-from tfdist.runs.files import read_config
-from tfdist.runs.folder import RunFolder
-from tfdist.runs.predicting import check_weights, training_data
+from tfdist.runs import evaluating
+from tfdist.runs.predicting import training_data
 from tfdist.serving.instances import as_asked
-from tfdist.training.engine import model_path
 
 
 @dataclass(frozen=True)
@@ -60,14 +58,11 @@ def find(
         name: of the model, in addresses; None: that of the source.
 
     Raises:
-        OptionError: there is no model, or no function for it.
+        OptionError: there is no model, or no function for it: see ``evaluating.find``.
         DataError: nothing tells what the model takes.
     """
-    weights = source
-    if source.is_dir():
-        run = RunFolder(source)
-        weights = run.best_model if run.best_model.is_file() else run.model
-    check_weights(weights, "RUN|MODEL")
+    (trained,) = evaluating.find([os.fspath(source)], model)
+    weights = trained.weights
     name = name or (source if source.is_dir() else source.with_suffix("")).resolve().name
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise OptionError(
@@ -75,8 +70,6 @@ def find(
             received=repr(name),
             mend="Give another one: --name NAME",
         )
-    model = model or _model_of(weights)
-    model_path.check(model)
     training = training_data(weights, trained_on)
     if training is None:
         raise DataError(
@@ -88,25 +81,9 @@ def find(
     label = manifest.schema.class_label
     return Served(
         name=name,
-        model=model,
+        model=trained.model,
         weights=weights.absolute(),
         schema=as_asked(manifest.schema.of_role("input"), is_adopted=manifest.is_adopted),
         trained_on=os.path.abspath(training),
         classes=() if label is None else label.classes or (),
     )
-
-
-def _model_of(weights: Path) -> str:
-    """Returns the model that the config.json beside the weights names, from any folder."""
-    try:
-        config = read_config(weights.with_name("config.json"))
-    except DataError:
-        raise ModelError(
-            "the function of the model must be known, as code in the file of a model does not run",
-            received=f"no config.json of tfdist train beside {weights}",
-            mend="Give it: --model model.py:model_fn",
-        ) from None
-    place, called = model_path.parts(config["model"])
-    if place.endswith(".py"):
-        place = os.path.join(config.get("working_folder") or "", place)
-    return f"{place}:{called}"
