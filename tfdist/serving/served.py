@@ -11,6 +11,7 @@ from tfdist.errors import DataError, OptionError
 from tfdist.records.format.manifest import load_manifest
 from tfdist.records.format.schema import Schema
 from tfdist.runs import evaluating
+from tfdist.runs.folder import RunFolder
 from tfdist.runs.predicting import training_data
 from tfdist.serving.instances import as_asked
 
@@ -61,7 +62,9 @@ def find(
         OptionError: there is no model, or no function for it: see ``evaluating.find``.
         DataError: nothing tells what the model takes.
     """
-    (trained,) = evaluating.find([os.fspath(source)], model)
+    best = RunFolder(source).best_model
+    source_file = best if best.is_file() else source
+    (trained,) = evaluating.find([os.fspath(source_file)], model)
     weights = trained.weights
     name = name or (source if source.is_dir() else source.with_suffix("")).resolve().name
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
