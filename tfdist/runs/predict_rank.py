@@ -70,7 +70,7 @@ def predict(config: dict[str, Any]) -> None:
         load(model, config["weights"])
         emit({"event": "begun", "long": True})  # The first step traces.
         progress = Progress(data.steps_per_epoch)
-        outputs = _named(model, model.predict(data, verbose=0, callbacks=[progress]))
+        outputs = named_outputs(model, model.predict(data, verbose=0, callbacks=[progress]))
         if strategy.topology.is_chief:
             if path.suffix in TABLES:
                 prediction_table.write_table(path, _columns(config, model, outputs))
@@ -161,7 +161,7 @@ def _output_names(model: Any) -> list[str]:
     return list(getattr(model, "output_names", None) or [])
 
 
-def _named(model: Any, outputs: Any) -> dict[str, np.ndarray]:
+def named_outputs(model: Any, outputs: Any) -> dict[str, np.ndarray]:
     """Returns the outputs of a model, each [records, ...], by name; a single one: predictions."""
     if isinstance(outputs, dict):
         return {name: np.asarray(rows) for name, rows in outputs.items()}

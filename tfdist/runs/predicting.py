@@ -147,7 +147,7 @@ def carry_out(
     model_path.check(model)
     _check(weights, output, overwrite=overwrite)
     follow_program(os.environ, model_path.parts(model)[0], weights)
-    training = _training_data(weights, trained_on)
+    training = training_data(weights, trained_on)
     with _as_shards(data, training, where) as (shards, keys):
         config = {
             "model": model,
@@ -170,7 +170,7 @@ def carry_out(
     return Predictions(output, outputs) if where.is_chief else None
 
 
-def _training_data(weights: Path, trained_on: str | None) -> str | None:
+def training_data(weights: Path, trained_on: str | None) -> str | None:
     """Returns the shards that the model was trained on; None where nothing tells.
 
     Args:

@@ -203,6 +203,35 @@ def int64_in(record: bytes, name: str) -> list[int]:
     return [number for values in packed for number in _varints(values)]
 
 
+def example_of(values: Mapping[Feature, Any]) -> bytes:
+    """Returns the Example of one record.
+
+    Args:
+        values: of each feature, as ``VariableFramer.frame`` takes those that vary.
+    """
+    return _field(1, b"".join(_entry(item, _values(item, own)) for item, own in values.items()))
+
+
+def value_of(record: bytes, feature: Feature) -> Any:
+    """Returns what ``example_of`` was given for a feature: bytes, several of them, or an array.
+
+    Raises:
+        ValueError: the bytes are no Example.
+    """
+    found = _list_in(record, feature.name, _LIST_FIELD[feature.encoding])
+    if feature.is_image:
+        return found[0]
+    if feature.encoding == "bytes":
+        return found if feature.shape else found[0]
+    if feature.encoding == "int64":
+        numbers = [number for values in found for number in _varints(values)]
+        flat = np.array(numbers, np.int64)
+    else:
+        flat = np.frombuffer(b"".join(found), feature.dtype)
+    shape = (-1, *feature.shape[1:]) if feature.is_ragged else feature.shape
+    return flat.reshape(shape).astype(feature.dtype)
+
+
 def _list_in(record: bytes, name: str, list_field: int) -> list[bytes]:
     """Returns the fields of the list of one feature; none where it has another kind of list."""
     found: list[bytes] = []
@@ -269,6 +298,7 @@ def _values(feature: Feature, value: Any) -> bytes:
         return b"".join(_field(1, text) for text in value)
     assert value.dtype == feature.dtype, (feature, value.dtype)
     if feature.encoding == "int64":
+        value = value.astype(np.int64, copy=False)
         packed = padded_varints(value.reshape(1, -1), varint_width(value)) if value.size else value
         return _field(1, packed.tobytes())
     return _field(1, np.ascontiguousarray(value).tobytes())

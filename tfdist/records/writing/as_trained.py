@@ -28,6 +28,7 @@ from tfdist.records.writing.tables.table import EMPTY, NUMBER
 
 if TYPE_CHECKING:
     from tfdist.records.writing.images.files import Header
+    from tfdist.records.writing.tables.table import Table
 
 _SHOWN = 20
 
@@ -75,7 +76,7 @@ def write_as_trained(source: Path, trained_on: Schema, out: Path) -> Keys:
     """
     inputs = trained_on.of_role("input")
     if source.is_file() and kind_of_file(source) is not None:
-        columns = _of_table(source, inputs)
+        columns = of_table(read_table(source), inputs)
         keys = Keys("row", range(columns.num_records))
     else:
         columns, names = _of_images(source, inputs)
@@ -153,13 +154,18 @@ def _tell_of_proportions(headers: Sequence[Header], size: Sequence[int]) -> None
         )
 
 
-def _of_table(source: Path, inputs: Sequence[Feature]) -> Columns:
-    if not all(map(_columns, inputs)):
+def of_table(table: Table, inputs: Sequence[Feature]) -> Columns:
+    """Returns the rows of a table as the features of the training.
+
+    Raises:
+        DataError: it lacks columns, or they hold something else than in the training.
+    """
+    source = table.place
+    if not all(map(columns_in, inputs)):
         raise _others(f"the table {source}", inputs)
-    table = read_table(source)
     mask = [f for f in inputs if (f.name, f.dtype) == (MISSING, "uint8")]
     # In the order in which the training packed them: those of a mask are all, in theirs.
-    needed = [name for feature in mask or inputs for name in _columns(feature)]
+    needed = [name for feature in mask or inputs for name in columns_in(feature)]
     lacking = [name for name in needed if name not in table.names]
     if lacking:
         raise DataError(
@@ -189,7 +195,7 @@ def _of_table(source: Path, inputs: Sequence[Feature]) -> Columns:
     features, columns = {f.name: f for f in found.schema.features}, {}
     for trained in inputs:
         own = features.get(trained.name)
-        if own is None or _columns(own) != _columns(trained):
+        if own is None or columns_in(own) != columns_in(trained):
             raise _other_kinds(source, trained, own)
         columns[trained.name] = _as_in(source, trained, own, found.columns[own.name])
         _check_same(source, own, trained)
@@ -209,13 +215,13 @@ def _with_empty_numbers(columns: Mapping[str, Any], inputs: Sequence[Feature]) -
     return {**columns, **cells}
 
 
-def _columns(feature: Feature) -> tuple[str, ...]:
+def columns_in(feature: Feature) -> tuple[str, ...]:
     """Returns the columns of a table that a feature is made of; none of anything else."""
     is_alone = feature.encoding == "bytes" or feature.is_ragged  # Text and lists.
     return feature.columns or ((feature.name,) if is_alone else ())
 
 
-def _as_in(source: Path, trained: Feature, found: Feature, values: Column) -> Column:
+def _as_in(source: str, trained: Feature, found: Feature, values: Column) -> Column:
     """Returns the values of a feature, categories with the numbers of the training."""
     if trained.classes is not None:
         numbers = {name: number for number, name in enumerate(trained.classes)}
@@ -237,7 +243,7 @@ def _read_as(found: Feature, trained: Feature) -> Feature:
     return replace(found, classes=trained.classes, columns=trained.columns, reading=reading)
 
 
-def _check_same(source: Path, found: Feature, trained: Feature) -> None:
+def _check_same(source: str | Path, found: Feature, trained: Feature) -> None:
     sizes = found.shape == trained.shape or found.is_image
     if found.dtype != trained.dtype or not sizes:
         raise DataError(
@@ -248,9 +254,9 @@ def _check_same(source: Path, found: Feature, trained: Feature) -> None:
         )
 
 
-def _other_kinds(source: Path, trained: Feature, found: Feature | None) -> DataError:
-    have = () if found is None else _columns(found)
-    wrong = set(_columns(trained)).symmetric_difference(have)
+def _other_kinds(source: str, trained: Feature, found: Feature | None) -> DataError:
+    have = () if found is None else columns_in(found)
+    wrong = set(columns_in(trained)).symmetric_difference(have)
     return DataError(
         f"each column of {source} must hold values of the kind that it held in the training",
         received=f"none, or of another kind, in {listed(sorted(wrong), _SHOWN)}",
@@ -267,7 +273,7 @@ def _nothing_known(received: str) -> DataError:
 
 
 def _others(what: str, inputs: Sequence[Feature]) -> DataError:
-    columns = [name for feature in inputs for name in _columns(feature)]
+    columns = [name for feature in inputs for name in columns_in(feature)]
     names = [f"the image '{f.name}'" if f.is_image else f"'{f.name}'" for f in inputs]
     taken = f"a table with the columns {listed(columns, _SHOWN)}" if columns else listed(names)
     return DataError(

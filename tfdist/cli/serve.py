@@ -1,0 +1,130 @@
+"""``tfdist serve``: a trained model behind HTTP, as TensorFlow Serving speaks it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tfdist.cli import completion, voice
+from tfdist.serving import served
+from tfdist.serving.serving import Serving, carry_out
+
+_EPILOG = """\b
+Examples:
+  tfdist serve runs/digits
+  tfdist serve runs/digits --replicas 2 --max-batch 64 --batch-wait-ms 5
+  tfdist serve runs/digits --host 0.0.0.0 --token-file token.txt
+  tfdist serve model.keras --model model.py:model_fn --trained-on data/digits
+\b
+  curl -d '{"instances": [[0.1, 0.2]]}' http://127.0.0.1:8501/v1/models/digits:predict
+  curl -F file=@photo.jpg http://127.0.0.1:8501/v1/models/photos:predict
+"""
+
+
+@click.command("serve", epilog=_EPILOG, short_help="Answer requests over HTTP.")
+@click.argument("source", metavar="RUN|MODEL", type=click.Path(path_type=Path))
+@click.option(
+    "--model",
+    metavar="FILE.py:NAME",
+    help="A function that returns the model.  [default: that of config.json beside the weights]",
+)
+@click.option(
+    "--trained-on",
+    metavar="DIR",
+    shell_complete=completion.data,
+    help="The shards that the model was trained on: requests are read as they are.  [default: "
+    "those that config.json beside the weights names]",
+)
+@click.option("--name", help="Of the model, in addresses.  [default: that of RUN or MODEL]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens.")
+@click.option(
+    "--port",
+    default=8501,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="0 is any that is free.",
+)
+@click.option(
+    "--replicas",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Processes that have the model.",
+)
+@click.option(
+    "--max-batch",
+    default=32,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Most requests that are answered together.",
+)
+@click.option(
+    "--batch-wait-ms",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(0, 1000),
+    help="How long the first of them waits for others.",
+)
+@click.option(
+    "--check",
+    default=16,
+    show_default=True,
+    type=click.IntRange(0),
+    metavar="K",
+    help="Records of the validation split that must be answered as by tfdist predict, before "
+    "anybody else is.",
+)
+@click.option(
+    "--timeout-s",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(1),
+    help="Until a request is given up.",
+)
+@click.option(
+    "--start-timeout-s",
+    default=120.0,
+    show_default=True,
+    type=click.FloatRange(1),
+    help="Until the replicas must be ready.",
+)
+@click.option(
+    "--max-body-mb",
+    default=32,
+    show_default=True,
+    type=click.IntRange(1, 1024),
+    help="Largest request.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="A file with the token that clients must show: Authorization: Bearer TOKEN.",
+)
+def command(
+    source: Path,
+    model: str | None,
+    trained_on: str | None,
+    name: str | None,
+    batch_wait_ms: float,
+    max_body_mb: int,
+    **given: Any,
+) -> None:
+    """Answers requests with the best model of a run, or with a saved one, until Ctrl-C or SIGTERM.
+
+    A photo or a row of a table is sent as it is: it is read as those of the training were.
+    Before the server listens, it must answer records of the validation split as tfdist predict.
+    """
+    found = served.find(source, model=model, trained_on=trained_on, name=name)
+    how = Serving(batch_wait_s=batch_wait_ms / 1000, body_bytes=max_body_mb << 20, **given)
+
+    def take(rank: int, event: dict[str, Any]) -> None:
+        if event["event"] == "listening":
+            address = f"http://{event['host']}:{event['port']}"
+            voice.tell("listening", address=address, compared=event["compared"])
+            if event["compared"]:
+                click.echo(f"{event['compared']} records are answered as by tfdist predict")
+            click.echo(f"listening  {address}/v1/models/{found.name}:predict")
+
+    carry_out(found, how, take, click.echo)

@@ -1,0 +1,156 @@
+"""The gate: a server answers as ``tfdist predict`` does, or it does not listen.
+
+The first records of the validation split are predicted by ``tfdist predict``'s own processes, and
+asked of the server over HTTP, from the records' own bytes: files of images, numbers, text.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+
+from tfdist.errors import ModelError
+from tfdist.launch.jobs import Where
+from tfdist.records.format.checking import ShardReader
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, value_of
+from tfdist.records.format.manifest import Manifest, ShardInfo, load_manifest
+from tfdist.records.format.schema import Schema
+from tfdist.runs import predicting
+from tfdist.serving.instances import B64
+from tfdist.serving.served import Served
+
+_SPLIT = "validation"
+_TOLERANCE = 1e-5
+_WAIT_S = 120.0
+
+
+def prepare(served: Served, count: int, folder: Path) -> str | None:
+    """Writes what the server is to be asked, and what it is to answer.
+
+    Args:
+        count: of the records, at most.
+        folder: an empty one.
+
+    Returns:
+        Why there is nothing to compare; None where there is.
+
+    Raises:
+        TfdistError: as ``tfdist predict`` does.
+    """
+    if served.trained_on is None:
+        return "the shards of the training are not known"
+    manifest = load_manifest(served.trained_on)
+    if manifest.schema.is_sequence_example:
+        return "records are SequenceExamples, which no request holds"
+    split = _SPLIT if _SPLIT in manifest.splits else next(iter(manifest.splits))
+    place = manifest.shard_folder(Path(served.trained_on))
+    paths = [place / shard.file for shard in manifest.splits[split].shards]
+    lacking = [path for path in paths if not path.is_file()]
+    if lacking:
+        return f"{lacking[0]} is not here"
+    frames, records = _first(paths, manifest, count)
+    checksum = f"{crc32c(frames):08x}"
+    own = ShardInfo(
+        file="first.tfrecord", records=len(records), bytes=len(frames), checksum=checksum
+    )
+    info = replace(manifest.splits[split], shards=(own,), class_counts=None, partition=None)
+    shards = folder / "shards"
+    shards.mkdir()
+    (shards / own.file).write_bytes(frames)
+    alone = replace(manifest, splits={split: info}, compression="none", shards_in=None)
+    alone.save(shards)
+    inputs = Schema(manifest.schema.of_role("input"))
+    (folder / "instances.json").write_text(json.dumps([_instance(inputs, r) for r in records]))
+    predicting.carry_out(
+        Where(strategy="single", options={}),
+        model=served.model,
+        weights=served.weights,
+        data=str(shards / split),
+        output=folder / "expected.npz",
+        global_batch_size=len(records),
+        overwrite=False,
+        trained_on=served.trained_on,
+    )
+    return None
+
+
+def _first(paths: Sequence[Path], manifest: Manifest, count: int) -> tuple[bytes, list[bytes]]:
+    """Returns the frames of the first records, and these."""
+    frames, records = b"", []
+    for path in paths:
+        with ShardReader(path, manifest.compression == "gzip", None) as reader:
+            while len(records) < count and (header := bytes(reader.read(HEADER_BYTES))):
+                (size,) = struct.unpack("<Q", header[:8])
+                body = bytes(reader.read(size + FOOTER_BYTES))
+                frames += header + body
+                records.append(body[:-FOOTER_BYTES])
+    return frames, records
+
+
+def _instance(inputs: Schema, record: bytes) -> Any:
+    """Returns what a request says for a record."""
+    values = {feature.name: _json(value_of(record, feature)) for feature in inputs.features}
+    return next(iter(values.values())) if len(values) == 1 else values
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {B64: base64.b64encode(value).decode()}
+    return [_json(one) for one in value] if isinstance(value, list) else value.tolist()
+
+
+def compare(folder: Path, address: str, name: str, token: str | None) -> int:
+    """Asks the server at ``address`` what ``prepare`` has written. Returns how many records.
+
+    Raises:
+        ModelError: an answer is another one than that of ``tfdist predict``.
+    """
+    instances = json.loads((folder / "instances.json").read_text())
+    with np.load(folder / "expected.npz", allow_pickle=False) as found:
+        expected = dict(found)
+    headers = {"Content-Type": "application/json"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    for number, instance in enumerate(instances):
+        request = urllib.request.Request(
+            f"{address}/v1/models/{name}:predict",
+            json.dumps({"inputs": _columns(instance)}).encode(),
+            headers,
+        )
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with direct.open(request, timeout=_WAIT_S) as response:
+                outputs = json.load(response)["outputs"]
+        except OSError as error:
+            text = error.read(500).decode() if hasattr(error, "read") else str(error)
+            raise _differs(number, text) from None
+        answers = outputs if isinstance(outputs, dict) else {next(iter(expected)): outputs}
+        for output, rows in expected.items():
+            answer = np.array(answers[output], np.float64)[0]
+            wanted = rows[number].astype(np.float64)
+            if not np.allclose(answer, wanted, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
+                difference = np.abs(answer - wanted).max()
+                raise _differs(number, f"'{output}' by {difference:.3g}")
+    return len(instances)
+
+
+def _columns(instance: Any) -> Any:
+    is_value = not isinstance(instance, dict) or set(instance) == {B64}
+    return [instance] if is_value else {name: [value] for name, value in instance.items()}
+
+
+def _differs(number: int, found: str) -> ModelError:
+    return ModelError(
+        "a server must answer as `tfdist predict` does, to 1e-5",
+        received=f"record {number} of the validation split: {' '.join(found.split())}",
+        mend="Look at what the model draws or keeps from call to call, or report it with the model",
+    )

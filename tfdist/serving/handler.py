@@ -1,0 +1,86 @@
+"""The model between ``instances``, which decodes requests, and ``answers``, which encodes its rows.
+
+The three know nothing of HTTP or of LitServe: whatever brings requests stands on them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.compat import import_tensorflow
+from tfdist.records.reading.decode import batch_spec, make_decoder
+from tfdist.runs.predict_rank import load, named_outputs
+from tfdist.serving.instances import InstanceError
+from tfdist.serving.served import Served
+from tfdist.training.engine import model_path
+
+tf = import_tensorflow()
+#: What a request's rows become, or why there are none.
+Answer = dict[str, np.ndarray] | InstanceError
+
+
+class Handler:
+    """A model with its weights.
+
+    Args:
+        served: what is served.
+        max_rows: most rows of one forward pass, >= 1.
+
+    Raises:
+        TfdistError: the model or its weights are not what they must be.
+    """
+
+    def __init__(self, served: Served, max_rows: int):
+        self._max_rows = max_rows
+        self._model = model_path.load(served.model)()
+        spec = batch_spec(served.schema)
+        zeros = tf.nest.map_structure(lambda s: tf.zeros((1, *s.shape[1:]), s.dtype), spec)
+        self._model.predict_step(zeros)  # Builds what has no shapes of its own.
+        load(self._model, str(served.weights))
+        decode = make_decoder(served.schema, None)
+        self._decode = tf.function(
+            decode, input_signature=[tf.TensorSpec((None,), tf.string)], autograph=False
+        )
+        self._predict = tf.function(
+            self._model.predict_step, input_signature=[spec], autograph=False
+        )
+        #: Output -> shape of a row, and dtype.
+        self.outputs = {
+            name: (list(rows.shape[1:]), rows.dtype.name)
+            for name, rows in self._outputs(self._predict(zeros)).items()
+        }
+
+    def predict(self, requests: Sequence[Sequence[bytes]]) -> list[Answer]:
+        """Returns the rows of each request, by output; all are predicted together.
+
+        Args:
+            requests: the records of each, as ``records_of`` returns them.
+        """
+        try:
+            together = self._rows([record for records in requests for record in records])
+        except tf.errors.InvalidArgumentError:  # Of one of them: a photo that is cut off.
+            return [self._alone(records) for records in requests]
+        ends = np.cumsum([len(records) for records in requests])[:-1]
+        parts = {name: np.split(rows, ends) for name, rows in together.items()}
+        return [{n: part[place] for n, part in parts.items()} for place in range(len(requests))]
+
+    def _alone(self, records: Sequence[bytes]) -> Answer:
+        try:
+            return self._rows(records)
+        except tf.errors.InvalidArgumentError:
+            return InstanceError("an instance must be one that can be decoded, as a whole photo")
+
+    def _rows(self, records: Sequence[bytes]) -> dict[str, np.ndarray]:
+        pieces = []
+        for piece in np.array_split(
+            np.array(records, object), math.ceil(len(records) / self._max_rows)
+        ):
+            pieces.append(self._outputs(self._predict(self._decode(tf.constant(piece)))))
+        return {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
+
+    def _outputs(self, found: Any) -> dict[str, np.ndarray]:
+        return named_outputs(self._model, tf.nest.map_structure(lambda t: t.numpy(), found))

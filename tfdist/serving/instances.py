@@ -1,0 +1,228 @@
+"""From what a request holds to serialised records, as the shards of the training had them.
+
+Knows nothing of HTTP, and needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import TfdistError
+from tfdist.records.format.encoding import example_of
+from tfdist.records.format.schema import STRING, Feature, Schema
+from tfdist.records.writing.as_trained import columns_in, of_table
+from tfdist.records.writing.tables.table import Table, Values
+
+#: The key of TensorFlow Serving for bytes, which JSON has no type for.
+B64 = "b64"
+# What a photo may be: Pillow reads many more formats, some by other programs.
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
+
+
+class InstanceError(Exception):
+    """An instance that is not what the model takes. The message is one line, for its sender."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may hold.
+
+    Attributes:
+        instances: most instances.
+        pixels: most pixels of a photo, before it is resized.
+    """
+
+    instances: int = 1024
+    pixels: int = 50_000_000
+
+
+def as_asked(inputs: Sequence[Feature], *, is_adopted: bool = False) -> Schema:
+    """Returns the inputs of a training as requests hold them: images of any size and format.
+
+    Args:
+        is_adopted: whether others wrote the records: what these leave as it was held, stays so.
+    """
+    return Schema(tuple(_as_asked(feature, is_adopted) for feature in inputs))
+
+
+def _as_asked(feature: Feature, is_adopted: bool) -> Feature:
+    reading = feature.reading
+    if feature.is_image:
+        height, width, channels = feature.read_shape
+        upright = reading.upright or not is_adopted
+        size = None if height is None or width is None else (height, width)
+        reading = replace(reading, size=size, upright=upright)
+        shape = (None, None, channels)
+        return replace(feature, shape=shape, encoding="image", reading=reading)
+    if feature.is_ragged:
+        reading = replace(reading, length=feature.read_shape[0])
+    return replace(feature, reading=reading, in_list=False)
+
+
+def records_of(schema: Schema, instances: Sequence[Any], limits: Limits) -> list[bytes]:
+    """Returns the Example of each instance.
+
+    An instance is the value of the only input, or an object with each input by its name; of a
+    training on a table also an object with its columns, as a row of the table has them.
+
+    Args:
+        schema: see ``as_asked``.
+
+    Raises:
+        InstanceError: one is not what the schema says, or there are none, or too many.
+    """
+    if not 0 < len(instances) <= limits.instances:
+        raise InstanceError(
+            f"a request must have 1 to {limits.instances} instances, but has {len(instances)}"
+        )
+    if _are_rows(schema, instances):
+        return _of_rows(schema, instances)
+    records = []
+    for number, instance in enumerate(instances):
+        try:
+            records.append(example_of(_values(schema, instance, limits)))
+        except InstanceError as error:
+            raise InstanceError(f"instance {number}: {error}") from None
+    return records
+
+
+def _are_rows(schema: Schema, instances: Sequence[Any]) -> bool:
+    names = {feature.name for feature in schema.features}
+    first = instances[0]
+    is_other = isinstance(first, Mapping) and set(first) != names and B64 not in first
+    return is_other and all(map(columns_in, schema.features))
+
+
+def _of_rows(schema: Schema, rows: Sequence[Any]) -> list[bytes]:
+    if not all(isinstance(row, Mapping) for row in rows):
+        raise InstanceError("each instance must be an object with the columns, as the first one is")
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = Table(
+        kind="jsonl",
+        place="the request",
+        unit="instance",
+        columns={name: Values([row.get(name) for row in rows]) for name in names},
+        lines=np.arange(len(rows)),
+    )
+    try:
+        found = of_table(table, schema.features)
+    except TfdistError as error:
+        raise InstanceError(str(error)) from None
+    every = np.arange(found.num_records)
+    columns = {feature: found.columns[feature.name][every] for feature in schema.features}
+    if found.num_records != len(rows):
+        raise InstanceError("each instance must be a row that the training could have had")
+    return [
+        example_of(
+            {
+                feature: np.asarray(own[row]) if _is_number(feature) else own[row]
+                for feature, own in columns.items()
+            }
+        )
+        for row in range(len(rows))
+    ]
+
+
+def _is_number(feature: Feature) -> bool:
+    return feature.dtype != STRING and not feature.is_image
+
+
+def _values(schema: Schema, instance: Any, limits: Limits) -> dict[Feature, Any]:
+    names = {feature.name for feature in schema.features}
+    if len(names) == 1 and not (isinstance(instance, Mapping) and set(instance) == names):
+        return {schema.features[0]: _value(schema.features[0], instance, limits)}
+    if not isinstance(instance, Mapping) or set(instance) != names:
+        raise InstanceError(f"must be an object with {', '.join(sorted(names))}")
+    return {feature: _value(feature, instance[feature.name], limits) for feature in schema.features}
+
+
+def _value(feature: Feature, value: Any, limits: Limits) -> Any:
+    if feature.is_image:
+        return _photo(feature, value, limits)
+    if feature.dtype == STRING:
+        return _strings(feature, value)
+    if feature.classes is not None and isinstance(value, str):
+        if value not in feature.classes:
+            raise InstanceError(f"'{feature.name}' must be one of its categories")
+        value = feature.classes.index(value)
+    return _array(feature, value)
+
+
+def _bytes(feature: Feature, value: Any) -> bytes | None:
+    """Returns the bytes that a value holds, None where it is something else."""
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, Mapping) or set(value) != {B64}:
+        return None
+    try:
+        return base64.b64decode(value[B64], validate=True)
+    except (binascii.Error, ValueError, TypeError):
+        raise InstanceError(f"'{feature.name}' must be base64") from None
+
+
+def _strings(feature: Feature, value: Any) -> bytes | list[bytes]:
+    if feature.shape:
+        flat = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+        if not flat or (feature.shape[0] not in (None, len(flat)) or len(feature.shape) > 1):
+            raise InstanceError(f"'{feature.name}' must be strings of shape {feature.shown_shape}")
+        alone = replace(feature, shape=())
+        return [item for one in flat for item in [_strings(alone, one)]]
+    found = _bytes(feature, value)
+    if found is None and isinstance(value, str):
+        found = value.encode(errors="replace")
+    if found is None:
+        raise InstanceError(f"'{feature.name}' must be a string")
+    return found
+
+
+def _array(feature: Feature, value: Any) -> np.ndarray:
+    """Returns the numbers of a feature in its dtype, none of them changed by that."""
+    what = f"'{feature.name}' must be {feature.dtype} of shape {feature.shown_shape}"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # NumPy warns of what does not fit.
+            given = np.asarray(value)
+            if given.dtype.kind not in "biuf" or given.dtype == object:
+                raise InstanceError(what)
+            array = given.astype(feature.dtype)
+    except (ValueError, TypeError, OverflowError, RecursionError, Warning):
+        raise InstanceError(what) from None
+    shape = (array.shape[:1] if feature.is_ragged else feature.shape[:1]) + feature.shape[1:]
+    if array.shape != shape:
+        raise InstanceError(f"{what}, but has shape {list(array.shape)}")
+    if array.dtype.kind in "biu" and not np.array_equal(array, given):
+        raise InstanceError(f"{what}, but has values that are no {feature.dtype}")
+    return np.ascontiguousarray(array)
+
+
+def _photo(feature: Feature, value: Any, limits: Limits) -> bytes:
+    """Returns the bytes of a photo, made anew where the training's shards would have had it so."""
+    from tfdist.records.format.image_bytes import UNREADABLE, Image
+    from tfdist.records.writing.images.files import header_of, rewritten
+
+    data = _bytes(feature, value)
+    if data is None:
+        raise InstanceError(f"'{feature.name}' must be the file of an image, as {{\"b64\": ...}}")
+    Image.init()  # WebP is not among those that Pillow begins with.
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Of large ones, which are counted here.
+            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+                if image.width * image.height > limits.pixels:
+                    raise InstanceError(f"a photo must have at most {limits.pixels} pixels")
+                header = header_of(image)
+                if isinstance(header, str):
+                    raise InstanceError(f"'{feature.name}': {header}")
+                if header.dtype != feature.dtype:
+                    raise InstanceError(f"'{feature.name}' must have pixels of {feature.dtype}")
+                return data if header.convert_to is None else rewritten(image, header)
+    except UNREADABLE:
+        raise InstanceError(f"'{feature.name}' must be an image that can be read") from None

@@ -1,0 +1,88 @@
+"""The process of a server. Run as ``python -m tfdist.serving.program CONFIG``."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import OptionError, TfdistError
+from tfdist.launch.events import emit
+from tfdist.runs import ranks
+
+_LOOPBACK = "127.0.0.1"
+
+
+def serve(config: dict[str, Any]) -> None:
+    from tfdist.serving.replica import Replica
+    from tfdist.serving.routes import Door, Routes
+    from tfdist.serving.served import Served
+    from tfdist.serving.server import Server
+    from tfdist.serving.serving import read_token
+
+    served = Served.from_json(config["served"])
+    # Not in the configuration, which everybody on this machine can read.
+    file = config["token_file"]
+    token = None if file is None else read_token(Path(file))
+    door = Door(body_bytes=config["body_bytes"], token=token)
+    # Taken before the replicas start, which takes long; nobody is let in before the gate.
+    public = _bound(config["host"], config["port"])
+    replica = Replica(config["served"], config["max_batch"], config["batch_wait_s"])
+    routes = Routes(served, door)
+    server = Server(replica, config["replicas"], config["timeout_s"], routes.add)
+    with public, server.started(config["start_timeout_s"]):
+        compared = 0
+        if config["gate"] is not None:
+            compared = _through_gate(server, served, Path(config["gate"]), door.token)
+        if not server.is_stopped:
+            host, port = public.getsockname()[:2]
+            public.listen()
+            emit({"event": "listening", "host": host, "port": port, "compared": compared})
+            emit({"event": "serving"})
+            server.serve(public)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Returns a socket that nobody can connect to before it listens."""
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(kind, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+    except OSError as error:
+        raise OptionError(
+            "--host and --port must be an address of this machine that is free",
+            received=f"{host}:{port}: {error.strerror}",
+            mend="Choose another, such as --port 0 for any",
+        ) from None
+    return found
+
+
+def _through_gate(server: Any, served: Any, folder: Path, token: str | None) -> int:
+    """Returns how many records were answered as they must be. Raises TfdistError otherwise."""
+    from tfdist.serving.gate import compare
+
+    found: list[int] = []
+    mistakes: list[TfdistError] = []
+
+    def ask(port: int) -> None:
+        try:
+            found.append(compare(folder, f"http://{_LOOPBACK}:{port}", served.name, token))
+        except TfdistError as error:
+            mistakes.append(error)
+        finally:
+            server.stop()
+
+    with _bound(_LOOPBACK, 0) as private:
+        private.listen()
+        port = private.getsockname()[1]
+        threading.Thread(target=ask, args=(port,), daemon=True).start()
+        server.serve(private)
+    if mistakes and not server.is_stopped:
+        raise mistakes[0]
+    return sum(found)
+
+
+if __name__ == "__main__":
+    ranks.main(serve)

@@ -1,0 +1,91 @@
+"""One process of LitServe's that has the model, and how it takes requests together."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import litserve
+from litserve.loops.simple_loops import BatchedLoop
+
+from tfdist.errors import TfdistError
+from tfdist.serving.instances import InstanceError
+from tfdist.serving.served import Served
+
+#: What ends a replica: LitServe's own sentinel.
+STOP = (None, None, None, None)
+_LOOK_S = 1.0
+
+
+class Replica(litserve.LitAPI):
+    """The hooks that LitServe calls.
+
+    Args:
+        served: what ``Served.to_json`` returns.
+        max_batch: most requests together, and most rows of a forward pass.
+        batch_wait_s: how long the first request of a batch waits for others.
+    """
+
+    def __init__(self, served: dict[str, Any], max_batch: int, batch_wait_s: float):
+        super().__init__(max_batch_size=max_batch, batch_timeout=batch_wait_s, loop=Batches())
+        self._served = served
+
+    def setup(self, device: str) -> None:
+        # Here, for the process that speaks HTTP has no TensorFlow.
+        from tfdist.serving.handler import Handler
+
+        try:
+            self._handler = Handler(Served.from_json(self._served), self.max_batch_size)
+        except TfdistError as error:
+            print(f"tfdist: {error}", file=sys.stderr, flush=True)
+            sys.exit(2)
+
+    def decode_request(self, request: Any) -> Any:
+        return request
+
+    def batch(self, inputs: list[Any]) -> list[Any]:
+        return inputs
+
+    def predict(self, x: list[list[bytes] | None]) -> list[Any]:
+        """Returns (what a request gets, rows of this batch); the rows once a batch, then 0.
+
+        A request without records gets the shapes and dtypes of the outputs.
+        """
+        asked = [records for records in x if records]
+        answers = iter(self._handler.predict(asked) if asked else ())
+        rows = sum(len(records or ()) for records in x)
+        found = [next(answers) if records else self._handler.outputs for records in x]
+        texts = [str(one) if isinstance(one, InstanceError) else one for one in found]
+        return [(one, 0 if number else rows) for number, one in enumerate(texts)]
+
+    def unbatch(self, output: list[Any]) -> list[Any]:
+        return output
+
+    def encode_response(self, output: Any) -> Any:
+        return output
+
+
+class Batches(BatchedLoop):
+    """LitServe's batches, whose time begins with their first request; idle, it sleeps."""
+
+    def get_batch_requests(self, lit_api: Any, request_queue: Any, transport: Any) -> Any:
+        first = None
+        while first is None:
+            try:
+                first = self.get_request(request_queue, timeout=_LOOK_S)
+            except (EOFError, OSError):  # The server is no more.
+                first = STOP
+        return super().get_batch_requests(lit_api, _Ahead(first, request_queue), transport)
+
+
+class _Ahead:
+    """A queue of which the first item has been taken."""
+
+    def __init__(self, first: Any, queue: Any):
+        self._taken, self._queue = [first], queue
+
+    def get(self, timeout: float) -> Any:
+        return self._taken.pop() if self._taken else self._queue.get(timeout=timeout)
+
+    def get_nowait(self) -> Any:
+        return self._taken.pop() if self._taken else self._queue.get_nowait()

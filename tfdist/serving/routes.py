@@ -1,0 +1,210 @@
+"""The addresses of a server: those of TensorFlow Serving, health, metrics, and a page."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tfdist.records.format.schema import STRING
+from tfdist.serving import answers
+from tfdist.serving.bodies import RefusedError, asked_in, example, read_body
+from tfdist.serving.instances import InstanceError, Limits, records_of
+from tfdist.serving.served import Served
+from tfdist.serving.server import Server, UnavailableError
+
+_VERSION = "1"
+# Whoever watches the server has no token; the page has none before its reader gives it.
+_OPEN = ("/", "/healthz", "/readyz")
+_DTYPES = {"float16": "DT_HALF", "float32": "DT_FLOAT", "float64": "DT_DOUBLE"}
+_POLICY = (
+    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Door:
+    """What is let in.
+
+    Attributes:
+        body_bytes: of a request, at most.
+        body_s: until the body must have come.
+        limits: of what is in it.
+        token: that a client must show; None: whoever asks is answered.
+    """
+
+    body_bytes: int = 32 << 20
+    body_s: float = 30.0
+    limits: Limits = field(default_factory=Limits)
+    token: str | None = None
+
+
+class Routes:
+    """Puts the addresses of a model on an app.
+
+    Args:
+        served: the model.
+        door: what is let in.
+    """
+
+    def __init__(self, served: Served, door: Door):
+        self._served, self._door = served, door
+
+    def add(self, app: Any, server: Server) -> None:
+        self._server = server
+        model = f"/v1/models/{self._served.name}"
+        for place in (model, f"{model}/versions/{_VERSION}"):
+            app.router.add_route(f"{place}:predict", self._guarded(self._predict), ["POST"])
+            app.router.add_route(place, self._guarded(self._status), ["GET"])
+            app.router.add_route(f"{place}/metadata", self._guarded(self._metadata), ["GET"])
+        for place, endpoint in (
+            ("/metrics", self._metrics),
+            ("/healthz", self._health),
+            ("/readyz", self._ready),
+            ("/", self._page),
+        ):
+            app.router.add_route(place, self._guarded(endpoint), ["GET"])
+        app.add_exception_handler(HTTPException, _refused_by_app)
+        app.add_exception_handler(Exception, _failed)
+
+    def _guarded(self, endpoint: Endpoint) -> Endpoint:
+        async def guarded(request: Request) -> Response:
+            try:
+                self._check_token(request)
+                return await endpoint(request)
+            except (RefusedError, UnavailableError) as error:
+                headers = getattr(error, "headers", None)
+                return JSONResponse({"error": str(error)}, error.status, headers)
+
+        return guarded
+
+    def _check_token(self, request: Request) -> None:
+        if self._door.token is None or request.url.path in _OPEN:
+            return
+        shown = request.headers.get("authorization", "").encode(errors="replace")
+        if not hmac.compare_digest(shown, f"Bearer {self._door.token}".encode()):
+            text = "a request must show the token: Authorization: Bearer TOKEN"
+            raise RefusedError(401, text, {"www-authenticate": "Bearer", "connection": "close"})
+
+    async def _predict(self, request: Request) -> Response:
+        begun = time.perf_counter()
+        status = 500
+        try:
+            response = await self._predicted(request)
+            status = response.status_code
+            return response
+        except (RefusedError, UnavailableError) as error:
+            status = error.status
+            raise
+        finally:
+            self._server.metrics.answers[status] += 1
+            self._server.metrics.seconds.add(time.perf_counter() - begun)
+
+    async def _predicted(self, request: Request) -> Response:
+        body = await read_body(request, self._door.body_bytes, self._door.body_s)
+        content_type = request.headers.get("content-type", "")
+        # A large body takes its time, in which others are answered.
+        records, is_columnar = await asyncio.to_thread(self._decoded, body, content_type)
+        found = await self._server.ask(records)
+        if isinstance(found, str):
+            raise RefusedError(400, found)
+        return Response(
+            await asyncio.to_thread(_encoded, found, is_columnar), media_type="application/json"
+        )
+
+    def _decoded(self, body: bytes, content_type: str) -> tuple[list[bytes], bool]:
+        asked = asked_in(body, content_type, self._served.schema)
+        try:
+            records = records_of(self._served.schema, asked.instances, self._door.limits)
+        except InstanceError as error:
+            raise RefusedError(400, str(error)) from None
+        return records, asked.is_columnar
+
+    async def _status(self, request: Request) -> Response:
+        status = {"error_code": "OK", "error_message": ""}
+        version = {"version": _VERSION, "state": "AVAILABLE", "status": status}
+        return JSONResponse({"model_version_status": [version]})
+
+    async def _metadata(self, request: Request) -> Response:
+        outputs = await self._server.ask(None)
+        inputs = {
+            f.name: _tensor(STRING, ()) if f.is_image else _tensor(f.dtype, f.read_shape)
+            for f in self._served.schema.features
+        }
+        signature = {
+            "inputs": inputs,
+            "outputs": {name: _tensor(dtype, shape) for name, (shape, dtype) in outputs.items()},
+            "method_name": "tensorflow/serving/predict",
+        }
+        spec = {"name": self._served.name, "signature_name": "", "version": _VERSION}
+        own = {
+            "inputs": self._served.schema.to_json(),
+            "classes": list(self._served.classes),
+            "example": example(self._served.schema),
+        }
+        defs = {"signature_def": {"serving_default": signature}}
+        return JSONResponse(
+            {"model_spec": spec, "metadata": {"signature_def": defs}, "tfdist": own}
+        )
+
+    async def _metrics(self, request: Request) -> Response:
+        server = self._server
+        text = server.metrics.text(waiting=server.waiting, replicas=server.replicas)
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def _health(self, request: Request) -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    async def _ready(self, request: Request) -> Response:
+        is_ready = self._server.replicas > 0
+        text = "ok\n" if is_ready else "no replica is left\n"
+        return Response(text, 200 if is_ready else 503, media_type="text/plain")
+
+    async def _page(self, request: Request) -> Response:
+        nonce = secrets.token_urlsafe(16)
+        page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+        page = page.replace("{{name}}", self._served.name).replace("{{nonce}}", nonce)
+        headers = {
+            "content-security-policy": _POLICY.format(nonce=nonce),
+            "x-content-type-options": "nosniff",
+            "referrer-policy": "no-referrer",
+        }
+        return Response(page, headers=headers, media_type="text/html")
+
+
+def _encoded(found: dict[str, Any], is_columnar: bool) -> bytes:
+    outputs = answers.encode(found)
+    if not is_columnar:
+        value: Any = {"predictions": answers.by_row(outputs)}
+    else:
+        value = {"outputs": next(iter(outputs.values())) if len(outputs) == 1 else outputs}
+    return json.dumps(value, allow_nan=False).encode()
+
+
+def _tensor(dtype: str, shape: Any) -> dict[str, Any]:
+    """Returns the TensorInfo of a batch."""
+    sizes = [{"size": str(-1 if size is None else size), "name": ""} for size in (None, *shape)]
+    name = _DTYPES.get(dtype, f"DT_{dtype.upper()}")
+    return {"dtype": name, "tensor_shape": {"dim": sizes, "unknown_rank": False}, "name": ""}
+
+
+async def _refused_by_app(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    text = "there is no such address" if error.status_code == 404 else error.detail
+    return JSONResponse({"error": text}, error.status_code, error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "the server failed"}, 500)

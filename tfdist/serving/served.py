@@ -1,0 +1,92 @@
+"""What is served: the function of a model, its weights, and what it was trained on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import DataError, OptionError
+from tfdist.records.format.manifest import load_manifest
+from tfdist.records.format.schema import Schema
+from tfdist.runs import evaluating
+from tfdist.runs.folder import RunFolder
+from tfdist.runs.predicting import training_data
+from tfdist.serving.instances import as_asked
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model with its weights, as another process makes it.
+
+    Attributes:
+        name: of the model, in addresses.
+        model: as ``--model`` takes it.
+        weights: a file that Keras wrote.
+        schema: the inputs, as requests hold them.
+        trained_on: the shards of the training; None where they are not here.
+        classes: of the only label, their names in the order of their numbers.
+    """
+
+    name: str
+    model: str
+    weights: Path
+    schema: Schema
+    trained_on: str | None
+    classes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        told = {"schema": self.schema.to_json(), "classes": list(self.classes)}
+        return {**vars(self), "weights": str(self.weights), **told}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Served:
+        schema, classes = Schema.from_json(value["schema"]), tuple(value["classes"])
+        given = {"weights": Path(value["weights"]), "schema": schema, "classes": classes}
+        return cls(**{**value, **given})
+
+
+def find(
+    source: Path, *, model: str | None = None, trained_on: str | None = None, name: str | None
+) -> Served:
+    """Returns what a run folder, or a file that Keras wrote, holds.
+
+    Args:
+        source: the output of ``tfdist train``, whose best model it is, or a saved model.
+        model: the function that makes the model; None: that which config.json names.
+        trained_on: the shards of the training; None: those that config.json names.
+        name: of the model, in addresses; None: that of the source.
+
+    Raises:
+        OptionError: there is no model, or no function for it: see ``evaluating.find``.
+        DataError: nothing tells what the model takes.
+    """
+    best = RunFolder(source).best_model
+    source_file = best if best.is_file() else source
+    (trained,) = evaluating.find([os.fspath(source_file)], model)
+    weights = trained.weights
+    name = name or (source if source.is_dir() else source.with_suffix("")).resolve().name
+    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise OptionError(
+            "the name of a model must be letters, digits, '-', '_' and '.'",
+            received=repr(name),
+            mend="Give another one: --name NAME",
+        )
+    training = training_data(weights, trained_on)
+    if training is None:
+        raise DataError(
+            "what a model takes must be told by the shards of its training",
+            received="no config.json beside the weights that names such shards here",
+            mend="Name them: --trained-on DIR",
+        )
+    manifest = load_manifest(training)
+    label = manifest.schema.class_label
+    return Served(
+        name=name,
+        model=trained.model,
+        weights=weights.absolute(),
+        schema=as_asked(manifest.schema.of_role("input"), is_adopted=manifest.is_adopted),
+        trained_on=os.path.abspath(training),
+        classes=() if label is None else label.classes or (),
+    )

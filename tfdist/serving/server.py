@@ -1,0 +1,261 @@
+"""LitServe's queue and processes behind an app of our own: starts them, watches them, ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import litserve
+import uvicorn
+from litserve.server import response_queue_to_buffer
+from litserve.utils import LitAPIStatus, ResponseBufferItem, WorkerSetupStatus
+
+from tfdist.errors import LaunchError, TfdistError
+from tfdist.serving.metrics import Metrics
+from tfdist.serving.replica import STOP, Replica
+
+_POLL_S = 0.1
+_END_S = 2.0
+# Within the time that whoever sends Ctrl-C leaves us: see ``launch.cleanup.TERM_GRACE_S``.
+_DRAIN_S = 3
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Requests that wait or are being answered: beyond, a client does better to ask later.
+_MOST_PENDING = 1024
+_GONE = (None, LitAPIStatus.ERROR)
+
+
+class UnavailableError(Exception):
+    """A request that cannot be answered now: a status of HTTP and a line."""
+
+    def __init__(self, status: int, text: str):
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass
+class _Pending:
+    records: list[bytes] | None
+    item: ResponseBufferItem
+    is_repeated: bool = False
+
+
+class Server(litserve.LitServer):
+    """Replicas of a model, and the app that asks them.
+
+    Args:
+        replica: what each process runs.
+        replicas: how many there are, >= 1.
+        timeout_s: until a request is given up.
+        add_routes: puts the addresses on an app.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        replicas: int,
+        timeout_s: float,
+        add_routes: Callable[[Any, Server], None],
+    ):
+        self._add_routes = add_routes
+        self._replica, self._timeout_s = replica, timeout_s
+        self._pending: dict[str, _Pending] = {}
+        self._alive: set[int] = set(range(replicas))
+        self._uvicorn: uvicorn.Server | None = None
+        self._is_stopped = threading.Event()
+        self.metrics = Metrics()
+        super().__init__(
+            replica,
+            accelerator="cpu",  # TensorFlow finds its devices itself.
+            workers_per_device=replicas,
+            timeout=timeout_s,
+            restart_workers=True,  # So that a replica tells which requests it has taken.
+            disable_openapi_url=True,
+        )
+
+    def _register_internal_endpoints(self) -> None:
+        self._add_routes(self.app, self)
+
+    def _register_api_endpoints(self, *_: Any) -> None:
+        """Those of ``add_routes`` are all."""
+
+    @contextlib.contextmanager
+    def started(self, timeout_s: float) -> Iterator[None]:
+        """Encloses what needs the replicas: all are ready, and ended afterwards.
+
+        Raises:
+            TfdistError: one cannot start, or not in time.
+        """
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: self._is_stopped.set())
+        # They are not to hear what is sent to the whole group: they answer what they have.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        manager = self._init_manager(1)
+        self.inference_workers: list[Any] = []
+        try:
+            try:
+                self.inference_workers = self.launch_inference_worker(self._replica)
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            self._wait(timeout_s)
+            yield
+        finally:
+            self._end()
+            manager.shutdown()
+
+    def _wait(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self._is_stopped.is_set():
+            states = list(self.workers_setup_status.values())
+            if all(state == WorkerSetupStatus.READY for state in states):
+                return
+            is_lost = not all(process.is_alive() for process in self.inference_workers)
+            if is_lost or WorkerSetupStatus.ERROR in states or time.monotonic() > deadline:
+                found = "one that ended" if is_lost else f"one that is not, after {timeout_s:g} s"
+                raise TfdistError(
+                    "each replica must be ready before the server listens",
+                    received=found,
+                    mend="Read what it said above; with too little memory ask for fewer --replicas",
+                )
+            time.sleep(_POLL_S)
+
+    def _end(self) -> None:
+        for process in self.inference_workers:
+            if process.is_alive():
+                self._get_request_queue(self._replica.api_path).put(STOP)
+        deadline = time.monotonic() + _END_S
+        for process in self.inference_workers:
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()
+            process.join()
+
+    def serve(self, listening: socket.socket) -> None:
+        """Answers until a signal, ``stop``, or the loss of the last replica.
+
+        Raises:
+            LaunchError: no replica is left.
+        """
+        if self._is_stopped.is_set():
+            return
+        config = uvicorn.Config(
+            self.app,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_DRAIN_S,
+        )
+        self.app.response_queue_id = 0
+        self._uvicorn = uvicorn.Server(config)
+        self._uvicorn.run(sockets=[listening])
+        if not self._alive:
+            raise LaunchError(
+                "a replica must be left to answer",
+                received="that all have ended",
+                mend="See why, such as by dmesg where memory ran out, and start anew",
+            )
+
+    def stop(self) -> None:
+        """Has ``serve`` return, when what it has is answered."""
+        assert self._uvicorn is not None
+        self._uvicorn.should_exit = True
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal asked for the end."""
+        return self._is_stopped.is_set()
+
+    @property
+    def replicas(self) -> int:
+        """How many processes answer."""
+        return len(self._alive)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests no replica has taken yet."""
+        return sum(p.item.worker_id is None for p in self._pending.values())
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: Any) -> AsyncIterator[None]:
+        answers = response_queue_to_buffer(
+            self._transport, self.response_buffer, 0, self.litapi_connector
+        )
+        tasks = [asyncio.create_task(answers), asyncio.create_task(self._watch())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def ask(self, records: list[bytes] | None) -> Any:
+        """Returns what a replica says of some records; of None, what its outputs are.
+
+        Raises:
+            UnavailableError: none can answer now, or not in time.
+        """
+        if not self._alive or len(self._pending) >= _MOST_PENDING:
+            raise UnavailableError(503, "no replica is free: ask again later")
+        uid = str(uuid.uuid4())
+        pending = _Pending(records, ResponseBufferItem(asyncio.Event()))
+        self._pending[uid] = pending
+        self.response_buffer[uid] = pending.item
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._put(uid, records)
+                await pending.item.event.wait()
+        except TimeoutError:
+            raise UnavailableError(504, "no answer in time") from None
+        finally:
+            del self._pending[uid], self.response_buffer[uid]
+        assert pending.item.response is not None
+        answer, status = pending.item.response
+        if status != LitAPIStatus.OK:
+            is_lost = answer is None or not self._alive
+            text = "the replica was lost: ask again" if is_lost else "the model failed"
+            raise UnavailableError(503 if is_lost else 500, text)
+        found, rows = answer
+        if rows:
+            self.metrics.batches.add(rows)
+        return found
+
+    async def _put(self, uid: str, records: list[bytes] | None) -> None:
+        queue = self._get_request_queue(self._replica.api_path)
+        await asyncio.to_thread(queue.put, (0, uid, time.monotonic(), records))
+
+    async def _watch(self) -> None:
+        """Repeats once what a replica had when it ended; the server ends with the last one."""
+        while True:
+            lost = {n for n in self._alive if not self.inference_workers[n].is_alive()}
+            self._alive -= lost
+            for number in lost:
+                code = self.inference_workers[number].exitcode
+                text = f"tfdist: replica {number} ended with code {code}; {self.replicas} left"
+                print(text, file=sys.stderr, flush=True)
+            if lost:
+                await self._repeat(lost)
+            if not self._alive:
+                self.stop()
+            await asyncio.sleep(_POLL_S)
+
+    async def _repeat(self, lost: set[int]) -> None:
+        for uid, pending in list(self._pending.items()):
+            item = pending.item
+            # What none has told of may have been on its way to the lost one.
+            if item.event.is_set() or item.worker_id not in {None, *lost}:
+                continue
+            if not self._alive or (pending.is_repeated and item.worker_id is not None):
+                item.response = _GONE
+                item.event.set()
+                continue
+            pending.is_repeated |= item.worker_id is not None
+            item.worker_id = None
+            self.metrics.retried += 1
+            await self._put(uid, pending.records)

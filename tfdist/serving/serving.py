@@ -1,0 +1,102 @@
+"""``tfdist serve`` as a whole: the gate's half here, then the server in a process of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist.compat import follow_program
+from tfdist.errors import OptionError, package_missing
+from tfdist.launch.jobs import Where
+from tfdist.records.buckets.cache import scratch_folder
+from tfdist.runs import ranks
+from tfdist.serving import gate
+from tfdist.serving.served import Served
+from tfdist.training.engine import model_path
+
+_PROGRAM = "tfdist.serving.program"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """How a model is served.
+
+    Attributes:
+        host, port: the address; port 0 is any that is free.
+        replicas: processes that have the model, >= 1.
+        max_batch: most requests in a forward pass.
+        batch_wait_s: how long the first one of a batch waits for others.
+        check: records of the validation split that the gate compares; 0: none.
+        timeout_s: until a request is given up.
+        start_timeout_s: until the replicas must be ready.
+        body_bytes: of a request, at most.
+        token_file: whose first line clients must show; None: whoever asks is answered.
+    """
+
+    host: str
+    port: int
+    replicas: int
+    max_batch: int
+    batch_wait_s: float
+    check: int
+    timeout_s: float
+    start_timeout_s: float
+    body_bytes: int
+    token_file: Path | None
+
+
+def carry_out(
+    served: Served,
+    how: Serving,
+    on_event: Callable[[int, dict[str, Any]], None],
+    tell: Callable[[str], None],
+) -> None:
+    """Serves until a signal.
+
+    Args:
+        on_event: see ``ranks.run``; "listening" has host, port and the number of compared records.
+        tell: is told in one line why nothing was compared.
+
+    Raises:
+        TfdistError: a mistake of the user's, or a server that answers otherwise than predict.
+        RankFailedError: the server failed.
+    """
+    try:
+        import litserve  # noqa: F401
+    except ImportError as error:
+        raise package_missing("litserve", "a server", "serve", error) from None
+    if how.token_file is not None:
+        read_token(how.token_file)
+    follow_program(os.environ, model_path.parts(served.model)[0], served.weights)
+    with scratch_folder() as folder:
+        why = "--check 0" if how.check == 0 else gate.prepare(served, how.check, folder)
+        if why is not None:
+            tell(f"nothing was compared with `tfdist predict`: {why}")
+        config = {
+            **vars(how),
+            "served": served.to_json(),
+            "token_file": how.token_file and os.path.abspath(how.token_file),
+            "gate": None if why else str(folder),
+        }
+        where = Where(strategy="single", options={}, stall_timeout_s=None)
+        ranks.run(_PROGRAM, config, where, on_event)
+
+
+def read_token(path: Path) -> str:
+    """Returns the token that clients must show. Raises OptionError: the file holds none."""
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        token, error_text = "", f": {error}"
+    else:
+        error_text = ", which has none"
+    if not token or not token.isascii() or not token.isprintable() or "\n" in token:
+        raise OptionError(
+            "--token-file must hold a token, one line of ASCII",
+            received=f"{path}{error_text}",
+            mend="Write one: `openssl rand -hex 32 > FILE`",
+        )
+    return token
