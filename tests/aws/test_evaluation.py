@@ -18,6 +18,7 @@ from sklearn import metrics
 from tfdist.aws import evaluation, saved_model
 from tfdist.aws.rehearsal import serving
 from tfdist.errors import DataError, ModelError, OptionError
+from tfdist.export.saved_model import write as write_saved_model
 from tfdist.records import load_manifest, write
 from tfdist.records.reading.stored import Stored
 
@@ -37,7 +38,7 @@ def saved(folder, model, x, y):
     # All records in one split, in shards whose order the evaluation must not depend on.
     manifest = write((x, y), folder / "shards", split="test=1", num_shards=3)
     (folder / "model" / "tfdist").mkdir(parents=True)
-    saved_model.write(model, manifest.schema, folder / "model" / "1")
+    write_saved_model(model, manifest.schema, folder / "model" / "1")
     about = saved_model.describe(model, manifest.schema)
     (folder / "model" / "tfdist" / "model.json").write_text(json.dumps(about))
     place = folder / "shards"
@@ -241,7 +242,7 @@ def test_several_inputs_and_outputs_as_tensorflow_serving_answers_them(tmp_path)
     model = tf.keras.Model([a, b], {"sum": a + b, "double": 2 * a})
     columns = {"a": np.ones((2, 1), np.float32), "b": np.arange(2, dtype=np.float32)[:, None]}
     manifest = write(columns, tmp_path / "shards", split="test=1")
-    saved_model.write(model, manifest.schema, tmp_path / "1")
+    write_saved_model(model, manifest.schema, tmp_path / "1")
     served = serving.Served(tmp_path)
     rows = [{"a": [1.0], "b": [0.0]}, {"a": [1.0], "b": [1.0]}]
     expected = [{"sum": [1.0], "double": [2.0]}, {"sum": [2.0], "double": [2.0]}]

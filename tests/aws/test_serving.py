@@ -11,10 +11,11 @@ import pytest
 from tensorflow import keras
 
 import tfdist
-from tfdist.aws import config, pipeline, saved_model, serving, sessions
+from tfdist.aws import config, pipeline, serving, sessions
 from tfdist.aws.channels import Shape
 from tfdist.aws.rehearsal.serving import transform
 from tfdist.errors import DataError, OptionError, TfdistError
+from tfdist.export.saved_model import write as write_saved_model
 from tfdist.records import write
 from tfdist.training.engine import model_path
 
@@ -41,7 +42,7 @@ def transformed(folder, compression):
     model = model_path.load(DIGITS)()
     model.save(folder / "model.keras")
     (folder / "served").mkdir()
-    saved_model.write(model, written.schema, folder / "served" / "1")
+    write_saved_model(model, written.schema, folder / "served" / "1")
     shutil.copytree(ROOT / "sagemaker", folder / "served" / "code")
     wanted = load("transform={}", f"data={{folder: {shards}}}")
     shape = pipeline.splits(wanted)["test"]

@@ -427,11 +427,12 @@ def _write_model(
 ) -> None:
     """Writes what becomes model.tar.gz: 1/ (a SavedModel), code/ for serving, tfdist/, a TFLite."""
     from tfdist.aws import saved_model
+    from tfdist.export.saved_model import write
     from tfdist.records.format.manifest import load_manifest
 
     manifest = load_manifest(container.manifest_folder)
     plain = saved_model.plain(model_fn, weights)
-    saved_model.write(plain, manifest.schema, container.model_dir / "1")
+    write(plain, manifest.schema, container.model_dir / "1")
     about = container.model_dir / "tfdist"
     about.mkdir(exist_ok=True)
     manifest.save(about)

@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from tfdist.cli import completion, voice
 from tfdist.cli.console import progress_bar, stdout
 from tfdist.compat import follow_file, import_tensorflow
 from tfdist.errors import OptionError
-from tfdist.export.kinds import AUTO, FORMATS, INPUT_TYPES, OUTPUT_TYPES, QUANTIZATIONS
+from tfdist.export.kinds import (
+    AUTO,
+    FORMATS,
+    INPUT_TYPES,
+    OUTPUT_TYPES,
+    QUANTIZATIONS,
+    TF_SERVING,
+)
 
 EXIT_DROP = 1
 
@@ -27,6 +35,7 @@ Examples:
   tfdist export runs/digits/model.keras digits.tflite --quantize int8 --data data/digits
   tfdist export model.keras model.tflite --quantize auto --data data/digits --benchmark
   tfdist export model.keras model.h --format c --quantize int8 --data data/digits
+  tfdist export runs/digits/model.keras serving/digits --format tf-serving --data data/digits
 \b
 Into the file go raw records: a Rescaling or Normalization layer of the model is inside of it, and
 so is --rescale. With uint8 records an int8 file has a uint8 input of scale 1 and zero point 0: copy
@@ -88,10 +97,11 @@ the bytes of an image into it. A float32 input takes the same values as floats.
 @click.option("--benchmark", is_flag=True, help="Measure latency at 1 and 2 threads, and memory.")
 @click.option(
     "--format",
-    type=click.Choice(FORMATS),
+    type=click.Choice((*FORMATS, TF_SERVING)),
     default="tflite",
     show_default=True,
-    help="c: a C header with the file as an array and an arena size, for microcontrollers.",
+    help="c: a C header with the file as an array and an arena size, for microcontrollers; "
+    "tf-serving: a SavedModel, the next version in the folder OUT, for TensorFlow Serving.",
 )
 @click.option(
     "--trust",
@@ -106,6 +116,8 @@ def command(model: Path, out: Path, rescale: str | None, **given: Any) -> int:
     s3://BUCKET/RUN/model.keras. With --data the file is compared
     with Keras on real records: differences, the drop of accuracy, and the worst layers of int8.
     """
+    if given["format"] == TF_SERVING:
+        return _for_tf_serving(model, out, data=given["data"], trust=given["trust"])
     scaling = None if rescale is None else _parse_rescale(rescale)
     # Its log is not what the user asked for.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -136,6 +148,38 @@ def command(model: Path, out: Path, rescale: str | None, **given: Any) -> int:
     best = report.best
     console.print(
         f"written {report.path} ({report.chosen}, {best.bytes:,} bytes of TFLite)", soft_wrap=True
+    )
+    return 0
+
+
+def _for_tf_serving(model: Path, out: Path, *, data: str | None, trust: bool) -> int:
+    """Writes the next version of a model for TensorFlow Serving."""
+    context = click.get_current_context()
+    taken = {"model", "out", "format", "data", "trust"}
+    for option in context.command.params:
+        said = context.get_parameter_source(option.name) == ParameterSource.COMMANDLINE
+        if said and option.expose_value and option.name not in taken:
+            raise OptionError(
+                "a model for TensorFlow Serving must be exported as it is",
+                received=f"{option.opts[0]} beside --format {TF_SERVING}",
+                mend="Leave it out",
+            )
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with progress_bar("") as bar:
+        bar.add_task("writing and comparing with Keras", total=None)
+        follow_file(os.environ, model)
+        import_tensorflow()
+        from tfdist.export.versions import tf_serving
+
+        found = tf_serving(model, out, data=data, trust=trust)
+    voice.result(**{name: str(v) if isinstance(v, Path) else v for name, v in vars(found).items()})
+    stdout().print(
+        f"written {found.path}: version {found.version} of {found.name}, {found.records} records "
+        f"within {found.largest_difference:.1e} of Keras\n"
+        f"serve it: tensorflow_model_server --rest_api_port=8501 "
+        f"--model_config_file={found.config}",
+        soft_wrap=True,
+        highlight=False,
     )
     return 0
 

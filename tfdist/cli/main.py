@@ -42,6 +42,7 @@ _VERBS = {
     "evaluate": ("tfdist.cli.evaluate", "Compare trained models on the same records."),
     "predict": ("tfdist.cli.predict", "Write a trained model's outputs for each record."),
     "serve": ("tfdist.cli.serve", "Answer requests over HTTP with a trained model."),
+    "merge": ("tfdist.cli.merge", "Join the parts that jobs have made apart to one."),
     "options": ("tfdist.cli.options", "Show the options of a strategy, and what they mean."),
     "export": ("tfdist.cli.export", "Write a model as a TFLite file, and prove it the same."),
     "rehearse": ("tfdist.cli.rehearse", "Break a training on purpose, and see what is lost."),

@@ -23,6 +23,9 @@ Examples:
       --data data/digits/test --output predictions.npy --strategy horovod --workers 2
   tfdist predict --model model.py:model_fn --weights runs/photos/model.keras
       --data photo.jpg --output photo.csv
+  tfdist predict --model model.py:model_fn --weights runs/digits/model.keras
+      --data data/digits/test --output predictions.csv --part 2/8 --resume
+  tfdist merge predictions.csv
 """
 
 
@@ -61,6 +64,13 @@ Examples:
 )
 @options_of(Settings, "global_batch_size", global_batch_size={"default": 256})
 @click.option("--overwrite", is_flag=True, help="Replace FILE when all is predicted.")
+@click.option(
+    "--part",
+    metavar="I/N",
+    help="Predict on part I of N alone, in whole batches, and write it beside FILE: predictions."
+    "part-2-of-8.csv; `tfdist merge FILE` joins all parts.",
+)
+@click.option("--resume", is_flag=True, help="Do not predict anew on a part that is there whole.")
 def command(where: Where, **given: Any) -> None:
     """Writes the outputs of a trained model for each record, in the order of the records.
 

@@ -12,6 +12,7 @@ from tfdist.compat import follow_program, refuse_keras_3
 
 _LAZY = {
     "tflite": "tfdist.export.exporting",
+    "tf_serving": "tfdist.export.versions",
     "QUANTIZATIONS": "tfdist.export.kinds",
     "ParityError": "tfdist.export.reports",
     "prune": "tfdist.export.smaller.pruning",

@@ -16,3 +16,5 @@ NEEDS_DATA = ("int8", "int16x8")
 INPUT_TYPES = ("auto", "float32", "uint8", "int8")
 OUTPUT_TYPES = ("float32", "uint8", "int8")
 FORMATS = ("tflite", "c")
+#: A folder of versions for TensorFlow Serving.
+TF_SERVING = "tf-serving"

@@ -7,7 +7,7 @@ from typing import Any
 
 import tfdist
 from tfdist.launch.events import emit
-from tfdist.records.reading.opening import find_split
+from tfdist.records.format.split_place import find_split
 from tfdist.runs import ranks
 from tfdist.runs.predict_rank import Progress, built, load
 

@@ -17,6 +17,7 @@ import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.errors import ModelError
 from tfdist.launch.events import emit
+from tfdist.records.reading.section import Section
 from tfdist.runs import prediction_table, ranks
 from tfdist.runs.files import replacing
 from tfdist.runs.predicting import TABLES
@@ -55,8 +56,12 @@ def built(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingData
     model = strategy.build(model_path.load(config["model"]))
     # Strategies of other packages may not know it: given only where asked for.
     padded = {} if config["pad_to"] is None else {"pad_to": config["pad_to"]}
+    source = config["data"]
+    if config.get("section") is not None:
+        start, stop = config["section"]
+        source = Section(path=source, start=start, stop=stop)
     data = strategy.dataset(
-        config["data"], global_batch_size=config["global_batch_size"], training=False, **padded
+        source, global_batch_size=config["global_batch_size"], training=False, **padded
     )
     build_now(model, data)
     return model, data
@@ -131,17 +136,21 @@ def _columns(
     """Returns the columns of the table that ``outputs`` are written as."""
     from tfdist.keras.losses import compiled_losses
     from tfdist.records.format.manifest import load_manifest
-    from tfdist.records.reading.opening import find_split
+    from tfdist.records.format.split_place import find_split
 
     _, split, manifest = find_split(Path(config["data"]))
     shards = manifest.splits[split].shards
     schemas = [manifest.schema]
     if config["trained_on"] is not None:  # The numbers of classes are those of the training.
         schemas.insert(0, load_manifest(config["trained_on"]).schema)
-    counts = [shard.records for shard in shards]
+    counts = np.array([shard.records for shard in shards])
+    begins = np.cumsum(counts) - counts
+    start, stop = config["section"] or (0, counts.sum())
+    firsts = np.clip(start - begins, 0, counts)
+    ends = np.clip(stop - begins, 0, counts)
     keys = {
-        "shard": np.repeat([shard.file for shard in shards], counts),
-        "record": np.concatenate([np.arange(count) for count in counts]),
+        "shard": np.repeat([shard.file for shard in shards], ends - firsts),
+        "record": np.concatenate(list(map(np.arange, firsts, ends))),
     }
     if config["keys"] is not None:
         names = json.loads(Path(config["keys"]["file"]).read_text())

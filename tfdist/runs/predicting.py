@@ -14,8 +14,16 @@ from tfdist.compat import follow_program
 from tfdist.errors import DataError, OptionError, package_missing
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.urls import url_of
+from tfdist.records.parts import Part
 from tfdist.runs import ranks
 from tfdist.runs.files import read_config
+from tfdist.runs.prediction_parts import (
+    Share,
+    digest_of_data,
+    digest_of_file,
+    whole_part,
+    write_note,
+)
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import check_count, picked
 
@@ -79,6 +87,8 @@ def predict(
     global_batch_size: int = 256,
     overwrite: bool = False,
     trained_on: str | os.PathLike | None = None,
+    part: str | None = None,
+    resume: bool = False,
 ) -> Predictions | None:
     """Writes a trained model's outputs for each record: what ``tfdist predict`` does.
 
@@ -105,6 +115,9 @@ def predict(
         overwrite: replace ``output`` when all is predicted.
         trained_on: the shards that the model was trained on, which tell how photos and tables are
             read, and the names of classes; None: those that config.json beside the weights names.
+        part: "2/8" predicts the second of eight parts alone, whole batches of the records, and
+            writes it beside ``output``, to "NAME.part-2-of-8.csv"; see ``prediction_parts.merge``.
+        resume: a part that is there whole is not predicted again.
 
     Returns:
         What was written; None on a rank that srun or mpirun has started, unless it is the chief.
@@ -124,6 +137,8 @@ def predict(
         global_batch_size=global_batch_size,
         overwrite=overwrite,
         trained_on=None if trained_on is None else os.fspath(trained_on),
+        part=part,
+        resume=resume,
     )
 
 
@@ -137,6 +152,8 @@ def carry_out(
     global_batch_size: int,
     overwrite: bool,
     trained_on: str | None = None,
+    part: str | None = None,
+    resume: bool = False,
     on_event: Callable[[int, dict[str, Any]], None] = lambda rank, event: None,
 ) -> Predictions | None:
     """Predicts on ``where``; see ``predict`` for what it returns and raises.
@@ -145,29 +162,60 @@ def carry_out(
         on_event: see ``ranks.run``.
     """
     model_path.check(model)
-    _check(weights, output, overwrite=overwrite)
+    mine = None if part is None else Part.of(part)
+    if resume and mine is None:
+        raise OptionError(
+            "--resume must be of a part", received="no --part", mend="Give --part, or leave it out"
+        )
+    file = output if mine is None else mine.path_of(output)
+    _check(weights, file, overwrite=overwrite or resume)
+    share, digests = Share(mine, global_batch_size), {}
+    if mine is not None:
+        digests = {"model": digest_of_file(weights), "data": digest_of_data(data)}
+        note = whole_part(file, **digests, global_batch_size=global_batch_size) if resume else None
+        if note is not None:
+            return Predictions(file, _outputs(note.outputs)) if where.is_chief else None
     follow_program(os.environ, model_path.parts(model)[0], weights)
     training = training_data(weights, trained_on)
-    with _as_shards(data, training, where) as (shards, keys):
+    outputs: dict[str, tuple[tuple[int, ...], str]] = {}
+
+    def take(rank: int, event: dict[str, Any]) -> None:
+        outputs.update(_outputs(event.get("outputs", {})))
+        on_event(rank, event)
+
+    with _as_shards(data, training, where, share) as (shards, keys):
         config = {
             "model": model,
             "weights": os.path.abspath(weights),
             "data": shards,
             "keys": keys,
+            "section": None if mine is None or keys else (share.start, share.stop),
             "trained_on": training,
             "pad_to": None,
-            "output": os.path.abspath(output),
+            "output": os.path.abspath(file),
             "global_batch_size": global_batch_size,
         }
-        outputs: dict[str, tuple[tuple[int, ...], str]] = {}
-
-        def take(rank: int, event: dict[str, Any]) -> None:
-            for name, (shape, dtype) in event.get("outputs", {}).items():
-                outputs[name] = (tuple(shape), dtype)
-            on_event(rank, event)
-
         ranks.run(RANK, config, where, take)
-    return Predictions(output, outputs) if where.is_chief else None
+    if not where.is_chief:
+        return None
+    if mine is not None:
+        asked = {
+            "model": model,
+            "weights": weights,
+            "data": data,
+            "output": output,
+            "strategy": where.strategy,
+            "workers": where.workers,
+            "trained-on": trained_on,
+            "global-batch-size": global_batch_size,
+        }
+        write_note(file, share, outputs, digests, asked)
+    return Predictions(file, outputs)
+
+
+def _outputs(told: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Returns ``Predictions.outputs`` of what was read as JSON."""
+    return {name: (tuple(shape), dtype) for name, (shape, dtype) in told.items()}
 
 
 def training_data(weights: Path, trained_on: str | None) -> str | None:
@@ -198,21 +246,26 @@ def training_data(weights: Path, trained_on: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _as_shards(
-    data: str, training: str | None, where: Where
+    data: str, training: str | None, where: Where, share: Share
 ) -> Iterator[tuple[str, dict[str, str] | None]]:
     """Gives the shards to predict on, and where names of their records are written, if anywhere.
 
-    Photos and tables are written as shards, which are removed at the end.
+    Photos and tables are written as shards, which are removed at the end; of them those of the
+    share alone.
 
     Raises:
         DataError: they are not what the model was trained on, or nothing tells what that was.
     """
     from tfdist.records.buckets.cache import scratch_folder
     from tfdist.records.format.manifest import load_manifest
+    from tfdist.records.format.split_place import find_split
     from tfdist.records.writing.as_trained import find_raw, write_as_trained
 
     raw = find_raw(data)
     if raw is None:
+        if share.part is not None:
+            _, split, manifest = find_split(Path(data))
+            share.among(manifest.splits[split].records)
         yield data, None
         return
     if training is None:
@@ -228,7 +281,7 @@ def _as_shards(
             mend="Leave it out, or give shards: `tfdist shard SOURCE OUT`",
         )
     with scratch_folder() as folder:
-        keys = write_as_trained(raw, load_manifest(training).schema, folder / "shards")
+        keys = write_as_trained(raw, load_manifest(training).schema, folder / "shards", share.among)
         names = folder / "names.json"
         names.write_text(json.dumps(list(keys.values)))
         yield str(folder / "shards"), {"column": keys.column, "file": str(names)}

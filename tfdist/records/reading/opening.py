@@ -10,11 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError
-from tfdist.records.buckets.cache import local_shards
-from tfdist.records.format.manifest import MANIFEST_NAME, Manifest, load_manifest
+from tfdist.records.format.split_place import find_split
 from tfdist.records.reading.batched import check_dense, single_records
 from tfdist.records.reading.open_shards_apart import open_stored
 from tfdist.records.reading.rereadable import records_of
+from tfdist.records.reading.section import Section
+from tfdist.records.reading.section_source import SectionSource
 from tfdist.records.reading.shard_source import ShardSource
 from tfdist.records.reading.source import ArraySource, DatasetSource, OrderedRecords
 from tfdist.records.reading.stored import Stored
@@ -53,6 +54,8 @@ def open_source(
     refuse_batched(batched, source)
     if isinstance(source, Stored):
         return open_stored(source, any_size=any_size)
+    if isinstance(source, Section):
+        return SectionSource(source, any_size=any_size)
     if isinstance(source, (str, Path)):
         return ShardSource(*find_split(Path(source)), any_size=any_size)
     if isinstance(source, tuple):
@@ -65,34 +68,3 @@ def open_source(
         received=f"a {type(source).__name__}",
         mend="Give one of these, such as (x, y)",
     )
-
-
-def find_split(path: Path) -> tuple[Path, str, Manifest]:
-    """Returns the folder, the split and the manifest of "DIR/SPLIT", or of DIR with one split.
-
-    Raises:
-        DataError: no such folder, manifest or split.
-    """
-    path = local_shards(path)
-    # Files that others wrote may lie in a folder that is called as their split.
-    is_within = not (path / MANIFEST_NAME).is_file() and (path.parent / MANIFEST_NAME).is_file()
-    if path.is_dir() and not (is_within and path.name in load_manifest(path.parent).splits):
-        folder, split = path, None
-    else:
-        folder, split = path.parent, path.name
-        if not (folder / MANIFEST_NAME).is_file():
-            folder, split = path, None
-    manifest = load_manifest(folder)
-    known = ", ".join(str(folder / name) for name in manifest.splits)
-    if split is None and len(manifest.splits) > 1:
-        raise DataError(
-            "one split must be chosen", received=f"only {folder}", mend=f"Choose one of {known}"
-        )
-    split = split or next(iter(manifest.splits))
-    if split not in manifest.splits:
-        raise DataError(
-            "the split must be one that the manifest names",
-            received=f"'{split}'",
-            mend=f"Choose one of {known}",
-        )
-    return folder, split, manifest

@@ -16,11 +16,12 @@ import tensorflow as tf
 from tfdist.errors import CorruptShardError, DataError, EngineMissingError, OptionError, TfdistError
 from tfdist.records.format.checking import check
 from tfdist.records.format.pad_to import Padding
+from tfdist.records.format.split_place import find_split
 from tfdist.records.reading import graph_checks
 from tfdist.records.reading.batch_padding import BatchPadding, check_can_pad, of_records, of_schema
 from tfdist.records.reading.images import IMAGE_NODE
 from tfdist.records.reading.map_fn import MapFn, checked, spec_after
-from tfdist.records.reading.opening import find_split, open_source
+from tfdist.records.reading.opening import open_source
 from tfdist.records.reading.record_fn import PerRecord, RecordFn, is_of_one_shape
 from tfdist.records.reading.source import OrderedRecords, as_it_is, order_seed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +60,12 @@ def find_raw(data: str | Path) -> Path | None:
     return path if path.is_file() or (not may_be_shards and holds_only_others(path)) else None
 
 
-def write_as_trained(source: Path, trained_on: Schema, out: Path) -> Keys:
+def write_as_trained(
+    source: Path,
+    trained_on: Schema,
+    out: Path,
+    chosen: Callable[[int], range] = range,
+) -> Keys:
     """Writes photos, or the rows of a table, as one split in their order.
 
     A photo gets the size and the colours, and a column the place and the numbers of its categories,
@@ -70,6 +75,8 @@ def write_as_trained(source: Path, trained_on: Schema, out: Path) -> Keys:
         source: a photo, a folder with photos in it, or a table.
         trained_on: what the records of the training were.
         out: a folder that does not exist.
+        chosen: tells of the number of all photos or rows which of them are written. Other photos
+            are not read.
 
     Raises:
         DataError: the source is none of these, or not what the model was trained on.
@@ -77,9 +84,11 @@ def write_as_trained(source: Path, trained_on: Schema, out: Path) -> Keys:
     inputs = trained_on.of_role("input")
     if source.is_file() and kind_of_file(source) is not None:
         columns = of_table(read_table(source), inputs)
-        keys = Keys("row", range(columns.num_records))
+        rows = chosen(columns.num_records)
+        keys = Keys("row", rows)
     else:
-        columns, names = _of_images(source, inputs)
+        columns, names = _of_images(source, inputs, chosen)
+        rows = range(len(names))
         keys = Keys("file", names)
     options = WriteOptions(
         shares=None,
@@ -95,12 +104,14 @@ def write_as_trained(source: Path, trained_on: Schema, out: Path) -> Keys:
         as_read=lambda schema: schema.checked(),
         in_order=True,
     )
-    rows = {"new": np.arange(columns.num_records)}
-    write_columns(replace(columns, splits=rows), out, options, None)
+    splits = {"new": np.arange(rows.start, rows.stop)}
+    write_columns(replace(columns, splits=splits), out, options, None)
     return keys
 
 
-def _of_images(source: Path, inputs: Sequence[Feature]) -> tuple[Columns, list[str]]:
+def _of_images(
+    source: Path, inputs: Sequence[Feature], chosen: Callable[[int], range]
+) -> tuple[Columns, list[str]]:
     from tfdist.records.writing.images.files import ImageFiles, read_headers
     from tfdist.records.writing.images.folders import image_feature
 
@@ -117,6 +128,8 @@ def _of_images(source: Path, inputs: Sequence[Feature]) -> tuple[Columns, list[s
             received=f"'{trained.name}', whose sizes differ from record to record",
             mend="Say the one that the model takes: `tfdist adopt DIR --resize HxW`",
         )
+    rows = chosen(len(images))
+    images = images[rows.start : rows.stop]
     paths = [image.path for image in images]
     headers = read_headers(paths, decode=True, workers=cores())
     bad = [f"{path}: {why}" for path, why in zip(paths, headers, strict=True) if type(why) is str]

@@ -1,0 +1,138 @@
+"""Files of predictions, one after the other as one: streamed, whatever their kind."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from tfdist.errors import DataError
+
+_COPIED_BYTES = 4 << 20
+# A header of a file .npy is larger with more dimensions only than NumPy has.
+_LONGEST_LINE = 1 << 20
+
+
+def rows_of(file: Path) -> int | None:
+    """Returns how many records a file has; None of one of lines, which its checksum tells of."""
+    if file.suffix == ".parquet":
+        from pyarrow import parquet
+
+        return parquet.read_metadata(file).num_rows
+    if file.suffix in (".npy", ".npz"):
+        with _arrays(file) as arrays:
+            return next(iter(arrays.values()))[0][0]
+    return None
+
+
+def join(files: Sequence[Path], output: Path) -> None:
+    """Writes the records of ``files`` as those of one file of the same kind.
+
+    Raises:
+        DataError: the files do not have the same columns or arrays.
+    """
+    if output.suffix == ".parquet":
+        _join_parquet(files, output)
+        return
+    with output.open("wb") as out:
+        if output.suffix == ".npy":
+            _join_arrays(files, "", out)
+        elif output.suffix == ".npz":
+            with zipfile.ZipFile(out, "w", allowZip64=True) as archive:
+                for name in _names(files):
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        _join_arrays(files, name, member)
+        else:
+            _join_lines(files, out, has_header=output.suffix == ".csv")
+
+
+def _join_lines(files: Sequence[Path], out: BinaryIO, *, has_header: bool) -> None:
+    first = None
+    for file in files:
+        with file.open("rb") as part:
+            header = part.readline(_LONGEST_LINE) if has_header else b""
+            if first is None:
+                first = header
+                out.write(header)
+            _check_alike(file, header, first)
+            shutil.copyfileobj(part, out, _COPIED_BYTES)
+
+
+def _join_parquet(files: Sequence[Path], output: Path) -> None:
+    from pyarrow import parquet
+
+    schema = parquet.read_schema(files[0])
+    with parquet.ParquetWriter(output, schema) as writer:
+        for file in files:
+            part = parquet.ParquetFile(file)
+            with contextlib.closing(part):
+                _check_alike(file, part.schema_arrow, schema)
+                for number in range(part.num_row_groups):
+                    writer.write_table(part.read_row_group(number))
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    first = None
+    for file in files:
+        with _arrays(file) as arrays:
+            first = list(arrays) if first is None else first
+            _check_alike(file, list(arrays), first)
+    return first
+
+
+def _join_arrays(files: Sequence[Path], name: str, out: BinaryIO) -> None:
+    """Writes the array ``name`` of all files, as ``np.save`` does."""
+    import numpy as np
+
+    shapes = []
+    for file in files:
+        with _arrays(file) as arrays:
+            shape, dtype, _ = arrays[name]
+        shapes.append((shape[0], (shape[1:], dtype)))
+        _check_alike(file, shapes[-1][1], shapes[0][1])
+    of_row, dtype = shapes[0][1]
+    header = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": (sum(rows for rows, _ in shapes), *of_row),
+    }
+    np.lib.format.write_array_header_1_0(out, header)
+    for file in files:
+        with _arrays(file) as arrays:
+            shutil.copyfileobj(arrays[name][2], out, _COPIED_BYTES)
+
+
+@contextlib.contextmanager
+def _arrays(file: Path) -> Iterator[dict[str, tuple]]:
+    """Gives (shape, dtype, file at the first value) of each array by its name; "" in a .npy."""
+    with contextlib.ExitStack() as opened:
+        if file.suffix == ".npy":
+            members = {"": opened.enter_context(file.open("rb"))}
+        else:
+            archive = opened.enter_context(zipfile.ZipFile(file))
+            names = archive.namelist()
+            members = {n.removesuffix(".npy"): opened.enter_context(archive.open(n)) for n in names}
+        yield {name: (*_header(file, member), member) for name, member in members.items()}
+
+
+def _header(file: Path, member: BinaryIO) -> tuple:
+    import numpy as np
+
+    version = np.lib.format.read_magic(member)
+    assert version == (1, 0), version
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(member)
+    assert not is_fortran or sum(size > 1 for size in shape) < 2, file
+    return shape, dtype
+
+
+def _check_alike(file: Path, found: object, first: object) -> None:
+    if found != first:
+        raise DataError(
+            "all parts must have the same columns or arrays",
+            received=f"others in {file} than in the first",
+            mend="Look whether an output of the model is no probability in some of them, and "
+            "write .npz",
+        )
