@@ -14,7 +14,8 @@ from tfdist.serving.served import Served
 
 #: What ends a replica: LitServe's own sentinel.
 STOP = (None, None, None, None)
-_LOOK_S = 1.0
+#: How long a replica waits at the queue at a time.
+LOOK_S = 1.0
 
 
 class Replica(litserve.LitAPI):
@@ -72,7 +73,7 @@ class Batches(BatchedLoop):
         first = None
         while first is None:
             try:
-                first = self.get_request(request_queue, timeout=_LOOK_S)
+                first = self.get_request(request_queue, timeout=LOOK_S)
             except (EOFError, OSError):  # The server is no more.
                 first = STOP
         return super().get_batch_requests(lit_api, _Ahead(first, request_queue), transport)

@@ -21,7 +21,7 @@ from litserve.utils import LitAPIStatus, ResponseBufferItem, WorkerSetupStatus
 
 from tfdist.errors import LaunchError, TfdistError
 from tfdist.serving.metrics import Metrics
-from tfdist.serving.replica import STOP, Replica
+from tfdist.serving.replica import LOOK_S, STOP, Replica
 
 _POLL_S = 0.1
 _END_S = 2.0
@@ -232,6 +232,7 @@ class Server(litserve.LitServer):
 
     async def _watch(self) -> None:
         """Repeats once what a replica had when it ended; the server ends with the last one."""
+        again_at = float("inf")
         while True:
             lost = {n for n in self._alive if not self.inference_workers[n].is_alive()}
             self._alive -= lost
@@ -239,7 +240,10 @@ class Server(litserve.LitServer):
                 code = self.inference_workers[number].exitcode
                 text = f"tfdist: replica {number} ended with code {code}; {self.replicas} left"
                 print(text, file=sys.stderr, flush=True)
-            if lost:
+            # For so long the queue may still hand a request to one that has ended.
+            is_over = not lost and time.monotonic() > again_at
+            if lost or is_over:
+                again_at = float("inf") if is_over else time.monotonic() + LOOK_S + _POLL_S
                 await self._repeat(lost)
             if not self._alive:
                 self.stop()
