@@ -13,7 +13,7 @@ from tfdist.errors import EngineMissingError
 
 _VERBS = [
     *("init", "shard", "inspect", "train", "verify", "options", "export", "rehearse", "aws"),
-    *("launch", "adopt", "predict", "evaluate", "plan", "bench", "tune", "trace"),
+    *("launch", "adopt", "predict", "evaluate", "plan", "bench", "tune", "trace", "merge"),
 ]
 
 
