@@ -970,9 +970,13 @@ def a_stop_within_an_epoch_hangs_nobody(strategy, folder):
 def checkpoints_with_arrays(strategy, folder):
     x, y = data()
     model, _ = pair(strategy, mlp)
+    model.optimizer.learning_rate = 0.003
     model.fit(x, y, epochs=2, callbacks=[tfdist.Checkpoints(folder)], verbose=0)
+    model, _ = pair(strategy, mlp)
     go_on = tfdist.Checkpoints(folder, resume=True)
     assert model.fit(x, y, epochs=3, callbacks=[go_on], verbose=0).epoch == [2]
+    # On all ranks, though the chief alone has read it.
+    assert float(model.optimizer.learning_rate.numpy()) == pytest.approx(0.003)
     go_on = tfdist.Checkpoints(folder, resume=True)
     assert model.fit(x, y, epochs=3, callbacks=[go_on], verbose=0).history == {}
 

@@ -226,6 +226,13 @@ def given_learning_rate(optimizer: Any) -> Any:
     return inner.learning_rate if rate is None else rate  # Legacy optimizers give what they have.
 
 
+def rate_variables_of(optimizer: Any) -> list[tf.Variable]:
+    """Returns the variable of its learning rate where ``variables_of`` does not have it: tf_keras
+    does not count it."""
+    rate = given_learning_rate(optimizer)
+    return [rate] if isinstance(rate, tf.Variable) else []
+
+
 def twin_of(optimizer: Any, config: dict[str, Any]) -> Any:
     """Returns an optimizer of the same kind and of ``config``, that counts the same iterations."""
     twin = type(optimizer).from_config(config | {"learning_rate": 0.0})

@@ -164,12 +164,14 @@ class Preparation:
         if begun_at is None:
             optimizers = optimizers_of(model)
             optimizer_state = [v for one in optimizers for v in keras.optimizers.variables_of(one)]
+            # A callback may have changed them before the checkpoint, which the chief alone reads.
+            rates = [v for one in optimizers for v in keras.optimizers.rate_variables_of(one)]
             scale = keras.optimizers.loss_scale_state(model.optimizer)
             seeds = keras.layers.seeds_in(model)
             held = self._binding.engine.weights
             weights = keras.layers.variables_in(model) if held is None else held()
             variables = self._binding.held([*weights, *optimizer_state])
-            self._collective.broadcast([*variables, *seeds, *scale])
+            self._collective.broadcast([*variables, *rates, *seeds, *scale])
             follow_variables(model)
             check_vocabularies(model, self._collective)
         return start
