@@ -69,6 +69,12 @@ def test_nvml_adds_the_gpus_of_a_rank_up():
     old = Nvml(_Library(tells_energy=False), [2, 3])
     assert old.read() == (levels, {})
     assert not old.has_energy
+
+    class Part(_Library):
+        def nvmlDeviceGetUtilizationRates(self, device):
+            raise RuntimeError("Not Supported")
+
+    assert Nvml(Part(), [2, 3]).read() == ({"gpu_memory_mib": 5}, {"energy_nvml_j": 5})
     assert not [*Nvml.found([])]
 
 

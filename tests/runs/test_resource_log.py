@@ -63,7 +63,7 @@ def test_the_summary_has_means_peaks_and_sums(tmp_path):
         "energy_sources": ["rapl"],
     }
     assert second == {"rank": 1, "seconds": 2, "cpu_cores": 1.5, "memory_peak_mib": 500}
-    line = "each of 2 processes: 1.5 cores, 500 to 900 MiB at most, 15 J (rapl)"
+    line = "each of 2 processes: 1.50 cores, 500 to 900 MiB at most, 15 J (rapl)"
     assert told({"resources": [first, second]}) == line
     assert told({"resources": []}) is None
 

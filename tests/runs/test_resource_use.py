@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -11,16 +12,30 @@ import pytest
 from tfdist.runs.meters import Reading
 from tfdist.runs.resource_use import Processes, ResourceUse
 
-# Holds so many bytes that were written to, says so, computes until a line comes, and goes.
+# Holds so many bytes that were written to, computes for half a second, says so, and waits.
 _CHILD = """
-import sys, threading, time
+import time
 held = b"x" * (100 << 20)
-threading.Thread(target=lambda: sys.stdin.readline(), daemon=True).start()
 begun = time.process_time()
 while time.process_time() - begun < 0.5:
     pass
 print("used", flush=True)
 time.sleep(60)
+"""
+# What a process with just that child tells of both: before it began, when it said so, after it.
+_PARENT = """
+import json, subprocess, sys
+from tfdist.runs.resource_use import Processes, ResourceUse
+
+use = ResourceUse([Processes()], interval_s=60)
+with subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE) as child:
+    use.take()
+    child.stdout.readline()
+    with_it = use.take()
+    child.kill()
+ended = use.take()
+use.take()
+print(json.dumps([with_it, ended, use.take()]))
 """
 
 
@@ -66,7 +81,6 @@ def test_what_cannot_be_read_is_no_figure_and_no_error():
 
 def test_a_thread_samples_until_it_is_left_even_by_an_error():
     meter = _Meter(*(Reading({"memory_mib": float(n)}, {"cpu_s": n / 1e6}) for n in range(5)))
-    before = threading.active_count()
     use = ResourceUse([meter], interval_s=0.001)
 
     def broken_off() -> None:
@@ -76,22 +90,15 @@ def test_a_thread_samples_until_it_is_left_even_by_an_error():
 
     with pytest.raises(KeyboardInterrupt):
         broken_off()
-    assert threading.active_count() == before
+    assert "tfdist resources" not in {thread.name for thread in threading.enumerate()}
     assert use.take()["memory_peak_mib"] == 4
 
 
 def test_children_count_while_they_live_and_their_time_after_it():
-    use = ResourceUse([Processes()], interval_s=60)
-    command = [sys.executable, "-c", _CHILD]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        use.take()
-        assert child.stdout.readline() == b"used\n"
-        found = use.take()
-        assert found["cpu_cores"] * found["seconds"] > 0.4
-        held = found["memory_peak_mib"]
-        child.kill()
-    found = use.take()
-    assert found["cpu_cores"] >= 0  # Its half second is not told twice, nor taken back.
-    assert found["cpu_cores"] * found["seconds"] < 0.4
-    use.take()
-    assert held - use.take()["memory_peak_mib"] > 90
+    command = [sys.executable, "-c", _PARENT, _CHILD]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=120)
+    with_it, ended, after = json.loads(done.stdout)
+    assert with_it["cpu_cores"] * with_it["seconds"] > 0.4
+    # Its half second is not told twice, nor taken back.
+    assert 0 <= ended["cpu_cores"] * ended["seconds"] < 0.4
+    assert with_it["memory_peak_mib"] - after["memory_peak_mib"] > 90

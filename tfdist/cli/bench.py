@@ -156,11 +156,15 @@ def _bench(
                 on_event=take,
             )
             status.update("planning: tracing a step")
-            plan = planned.predict(
-                rows,
-                lambda asked: find_needs(path, [each.traced for each in asked], rows=batch),
-                batch,
-            )
+            broken_off = None
+            try:
+                plan = planned.predict(
+                    rows,
+                    lambda asked: find_needs(path, [each.traced for each in asked], rows=batch),
+                    batch,
+                )
+            except (KeyboardInterrupt, SystemExit) as error:  # The rows took long, and stay.
+                plan, broken_off = planned.Planned(batch, (), "nothing: broken off"), error
     base, gains = fits.speed_up(rows)
     voice.result(
         compared_with=fits.called(base.entry),
@@ -173,6 +177,8 @@ def _bench(
     if plot is not None:
         chart.draw(rows, plan, plot, f"{model}, {batch} rows a step")
         stdout().print(f"plot  {plot}")
+    if broken_off is not None:
+        raise broken_off
     return int(any(row.has_failed for row in rows))
 
 

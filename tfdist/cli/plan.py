@@ -97,7 +97,7 @@ def command(
     region: str,
     plot: Path | None,
     jobs: Path | None,
-) -> None:
+) -> int:
     """Shows what a step needs on each strategy, how long it takes, and which one to take.
 
     Nothing is trained. The step of each strategy is traced, and its bytes and operations counted;
@@ -109,7 +109,7 @@ def command(
 
         _refuse_beside_jobs()
         show(jobs, device_file)
-        return
+        return 0
     if model is None or devices is None:
         raise OptionError(
             "a plan must have --model and --devices, or --jobs",
@@ -161,6 +161,7 @@ def command(
     if plot is not None:
         plan_charts.draw(made, plot)
         stdout().print(f"chart   {plot}", soft_wrap=True)
+    return int(any(check.measured is None for check in checks))
 
 
 def _refuse_beside_jobs() -> None:

@@ -53,7 +53,6 @@ def check_plan(
 
     Raises:
         OptionError: it is for other devices.
-        LaunchError: a process could not be started.
     """
     refuse_other_devices(made.cluster.device.name)
     named = model_path.of(model)

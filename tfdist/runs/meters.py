@@ -93,6 +93,8 @@ class Nvml:
             import pynvml
 
             pynvml.nvmlInit()
+            if _may_be_another(pynvml, names):
+                return
             by_number, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
             devices = [by_number(int(n)) if n.isdigit() else by_uuid(n) for n in names]
             yield cls(pynvml, devices)
@@ -103,15 +105,19 @@ class Nvml:
         return "energy_nvml_j" in self.read().totals
 
     def read(self) -> Reading:
+        """Returns what these GPUs tell: parts of one (MIG) do not tell all, older ones no energy."""
         nvml, devices = self._nvml, self._devices
-        shares = [nvml.nvmlDeviceGetUtilizationRates(each).gpu / 100 for each in devices]
-        held = sum(nvml.nvmlDeviceGetMemoryInfo(each).used for each in devices)
-        levels = {"gpu": sum(shares) / len(shares), "gpu_memory_mib": held / _MIB}
-        try:
-            millijoules = map(nvml.nvmlDeviceGetTotalEnergyConsumption, devices)
-            return Reading(levels, {"energy_nvml_j": sum(millijoules) / 1000})
-        except nvml.NVMLError:
-            return Reading(levels, {})
+        levels, totals = {}, {}
+        with contextlib.suppress(nvml.NVMLError):
+            shares = [nvml.nvmlDeviceGetUtilizationRates(each).gpu / 100 for each in devices]
+            levels["gpu"] = sum(shares) / len(shares)
+        with contextlib.suppress(nvml.NVMLError):
+            held = sum(nvml.nvmlDeviceGetMemoryInfo(each).used for each in devices)
+            levels["gpu_memory_mib"] = held / _MIB
+        with contextlib.suppress(nvml.NVMLError):
+            millijoules = sum(map(nvml.nvmlDeviceGetTotalEnergyConsumption, devices))
+            totals["energy_nvml_j"] = millijoules / 1000
+        return Reading(levels, totals)
 
 
 class Stated:
@@ -152,6 +158,15 @@ def cuda_name(gpu: str) -> str:
     number = gpu.rpartition(":")[2]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",")[int(number)].strip() if visible else number
+
+
+def _may_be_another(nvml: Any, names: Sequence[str]) -> bool:
+    """Whether a number may be of one GPU to CUDA, which begins with the fastest, and of another one
+    to NVML, which goes by their places on the bus."""
+    if os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or not any(map(str.isdigit, names)):
+        return False
+    every = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+    return len({nvml.nvmlDeviceGetName(device) for device in every}) > 1
 
 
 def _number(path: Path) -> int:

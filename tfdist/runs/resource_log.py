@@ -89,14 +89,16 @@ def told(summary: dict[str, Any]) -> str | None:
     parts = [
         f"{_span([each[name] for each in ranks if name in each], form)} {unit}"
         for name, form, unit in (
-            ("cpu_cores", "{:.2g}", "cores"),
+            ("cpu_cores", "{:,.2f}", "cores"),
             ("memory_peak_mib", "{:,.0f}", "MiB at most"),
         )
         if any(name in each for each in ranks)
     ]
     for column, source in SOURCES.items():
         if joules := [each[column] for each in ranks if column in each]:
-            parts.append(f"{sum(joules):,.4g} J ({source})")
+            parts.append(f"{sum(joules):,.0f} J ({source})")
+    if not parts:
+        return None
     whose = "the process" if len(ranks) == 1 else f"each of {len(ranks)} processes"
     return f"{whose}: {', '.join(parts)}"
 

@@ -55,6 +55,7 @@ class ResourceUse:
         self._interval_s = interval_s
         self._over = threading.Event()
         self._lock = threading.Lock()
+        self._hangs = False
         self._thread = threading.Thread(target=self._watch, name="tfdist resources", daemon=True)
         self._levels: dict[str, list[float]] = defaultdict(list)
         self._rates: list[float] = []
@@ -80,12 +81,18 @@ class ResourceUse:
         "cpu_cores" and "gpu" are means, "memory_mib" and "gpu_memory_mib" too, "..._peak..." the
         highest sample, "energy_SOURCE_j" sums in joules. What no meter can read is left out.
         """
-        with self._lock:
-            now, totals = self._read()
+        # A driver that hangs has the thread: then nothing is told any more, and nobody waits.
+        if self._hangs or not self._lock.acquire(timeout=_LONGEST_LOOK_S):
+            self._hangs = True
+            return {"seconds": round(time.perf_counter() - self._begun_at, 4)}
+        try:
+            now, totals = self._last = self._read()
             seconds, begun = now - self._begun_at, self._begun
             levels, rates = self._levels, self._rates
             self._levels, self._rates = defaultdict(list), []
             self._begun_at, self._begun = now, totals
+        finally:
+            self._lock.release()
         # Less than before: a process has ended and nobody asked how long it had computed.
         used = {name: max(0.0, totals[name] - begun[name]) for name in totals if name in begun}
         found = {"seconds": seconds}

@@ -107,6 +107,7 @@ class SearchFolder:
                 received=f"an error: {error}",
                 mend="Search anew in another folder",
             ) from None
+        before = {"pruner": "halving"} | before  # Before there was another.
         changed = [name for name in settings if before.get(name) != settings[name]]
         if changed:
             raise OptionError(
