@@ -206,7 +206,7 @@ def test_check_shows_told_beside_measured(plan, monkeypatch):
 
     monkeypatch.setattr(checking.ranks, "run", run)
     code, out, _ = plan("--devices", "cpu:2", "--global-batch-size", "16", "--check", "--json")
-    assert code == 0
+    assert code == 1  # A row failed.
     told = json.loads(out.splitlines()[-1])["plan"]
     fitting = [row for row in told["rows"] if row.get("fits")]
     assert [check["measured"] for check in told["checks"][:1]] == [10**9]

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from tfdist.runs.meters import Reading
-from tfdist.runs.resource_use import Processes, ResourceUse
+from tfdist.runs.resource_use import ResourceUse
 
 # Holds so many bytes that were written to, computes for half a second, says so, and waits.
 _CHILD = """

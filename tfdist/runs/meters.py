@@ -105,7 +105,7 @@ class Nvml:
         return "energy_nvml_j" in self.read().totals
 
     def read(self) -> Reading:
-        """Returns what these GPUs tell: parts of one (MIG) do not tell all, older ones no energy."""
+        """Returns what these GPUs tell: parts of one (MIG) do not tell all, old ones no energy."""
         nvml, devices = self._nvml, self._devices
         levels, totals = {}, {}
         with contextlib.suppress(nvml.NVMLError):
