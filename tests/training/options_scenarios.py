@@ -930,12 +930,13 @@ def _gain(scale: float, batch: int) -> float:
 
 def _less_memory(strategy: Any, feed: Any, folder: Path, make: Any, scale: float) -> None:
     """Resumes with a lower ``max_batch``, or without any; then trains another model with it."""
+    quick = {"verbose": 0, "check_rows": False}
     lower = tfdist.NoiseScale(apply=True, max_batch=9)
     keeper = tfdist.Checkpoints(folder, resume=True)
     with pytest.raises(CheckpointError, match=r"must be resumed with NoiseScale\(apply=True\)"):
-        given(strategy).build(make).fit(feed, epochs=5, verbose=0, callbacks=[keeper])
+        given(strategy).build(make).fit(feed, epochs=5, callbacks=[keeper], **quick)
     model = given(strategy).build(make)
-    told = model.fit(feed, epochs=5, verbose=0, callbacks=[lower, keeper]).history
+    told = model.fit(feed, epochs=5, callbacks=[lower, keeper], **quick).history
     is_sgd = isinstance(model.optimizer, keras.optimizers.SGD)
     rate = 0.05 * _gain(scale, 8) if is_sgd else 0.01 * math.sqrt(8 / 6)
     assert told["global_batch_size"] == [8]
@@ -943,7 +944,7 @@ def _less_memory(strategy: Any, feed: Any, folder: Path, make: Any, scale: float
     assert lower.batch == 8
     if is_sgd:
         new = given(strategy).build(make)
-        told = new.fit(feed, verbose=0, callbacks=[lower]).history
+        told = new.fit(feed, callbacks=[lower], **quick).history
         assert told["global_batch_size"] == [6]
         assert told["learning_rate"] == pytest.approx([0.05])
         # An epoch that measures nothing leaves both.
@@ -973,7 +974,8 @@ def _broken_while_grown(
         model.set_weights(begun)
         noise = [tfdist.NoiseScale(apply=True, max_batch=most)] if most else []
         keeper = tfdist.Checkpoints(folder, every_steps=3, resume=True)
-        model.fit(feed, epochs=2, verbose=0, callbacks=[*noise, keeper, *others])
+        callbacks = [*noise, keeper, *others]
+        model.fit(feed, epochs=2, verbose=0, check_rows=False, callbacks=callbacks)
         return model
 
     with pytest.raises(KeyboardInterrupt):

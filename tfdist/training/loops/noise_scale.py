@@ -53,14 +53,19 @@ class NoiseScale(GrowingBatch):
     - all others: ``sqrt(B / B0)`` (Malladi et al. 2022, arXiv:2205.10287, for Adam and RMSProp).
 
     The logs get ``global_batch_size``, that of the epoch which has ended. A fit that is resumed
-    within an epoch measures the rest of it.
+    within an epoch measures the rest of it. One that is resumed at an epoch's end may have a lower
+    ``max_batch``, or other replicas: batch and rate are lowered to what they allow. A batch that
+    has grown is not gone on with without ``apply=True``. A newly built or compiled model begins
+    with the first batch. An epoch in which no step could measure leaves batch and rate.
 
     Args:
         apply: whether to change the global batch and the learning rate.
         max_batch: with ``apply``: rows of the largest global batch.
 
     Raises:
-        OptionError: one of ``apply`` and ``max_batch`` without the other.
+        OptionError: one of ``apply`` and ``max_batch`` without the other; in the fit, when
+            something else sets the rate, or the epoch that is gone on with has a batch above
+            ``max_batch``.
         ModelError: when the fit begins, of a batch that is not divided, on a strategy that does not
             take data-parallel steps, of a train_step of one's own, or with ``shard``; with
             ``apply`` of a learning rate that is not one fixed number.
