@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from tfdist.runs.epoch_rows import EpochRows
 from tfdist.runs.progress import Progress, Silent
 from tfdist.runs.results_text import described, told
 
@@ -48,6 +49,26 @@ def test_of_other_ranks_their_words_alone():
     assert told({"event": "step", "epoch": 0, "step": 1}, 1, 1, 1) is None
     assert told({"event": "said", "text": "tfdist: hello"}, 1, 1, 1)["rank"] == 1
     assert told({"event": "written"}, 0, 1, 1) is None
+
+
+def test_an_epoch_of_a_batch_that_has_grown_has_fewer_steps():
+    heard, sent = [], []
+
+    class Rows(EpochRows):
+        def on_train_batch_end(self, batch, logs=None):
+            super().on_train_batch_end(batch, logs)
+            sent.append({"event": "step", "epoch": 1, "step": batch + 1, "steps": self._steps})
+            self.records_told = self.speed() * (self._trained_at - self._begun_at)
+
+    rows = Rows(24, stop_on_nan=False)
+    progress = Silent(2, on_event=heard.append)
+    progress.take(0, {"event": "data", "steps": 4})
+    rows.set_params({"steps": 2})
+    rows.on_epoch_begin(1)
+    rows.on_train_batch_end(0)
+    assert rows.records_told == pytest.approx(12)
+    progress.take(0, sent[0])
+    assert [event["steps_per_epoch"] for event in heard] == [4, 2]
 
 
 def test_logging_and_callers_hear_of_them(caplog, capsys):

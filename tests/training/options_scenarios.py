@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import io
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from scenarios import scenario
 from tensorflow import keras
 
 import tfdist
-from tfdist.errors import DataError, ModelError, OptionError
+from tfdist.errors import CheckpointError, DataError, ModelError, OptionError
 from tfdist.keras.tensors import all_raw
 from tfdist.strategies import rank_speeds
 from tfdist.training.engine.binding import binding_of
@@ -891,7 +892,11 @@ def a_batch_that_grows_is_one_device(strategy, folder):
             of_roots = [0.01 * math.sqrt(batch / 6) for batch in batches]
             assert rates == pytest.approx(of_roots, rel=1e-5)
         else:
-            assert 0.05 < rates[1] <= 0.1 * 1.00001
+            gains = [
+                _gain(*each) for each in zip(history["noise_scale"][:-1], batches[1:], strict=True)
+            ]
+            assert rates == pytest.approx([0.05, *(0.05 * gain for gain in gains)], rel=1e-5)
+            assert rates[1] != pytest.approx(0.05 * math.sqrt(2), rel=1e-3)
         for epoch, (batch, rate) in enumerate(zip(batches, rates, strict=True)):
             one_device.optimizer.learning_rate = rate
             whole = dataclasses.replace(feed, global_batch_size=batch).on_one_device()
@@ -907,19 +912,90 @@ def a_batch_that_grows_is_one_device(strategy, folder):
             keeper = tfdist.Checkpoints(folder / f"{name}", resume=True)
             told = again.fit(feed, epochs=epochs, verbose=0, callbacks=[noise, keeper]).history
             found += told["global_batch_size"]
-            again = own.build(make) if epochs == 2 else again
+            if epochs == 2:
+                of_two = again.get_weights()
+                again = own.build(make)
         assert found == batches
         for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
             np.testing.assert_allclose(one, other, atol=2e-5)
+        _less_memory(strategy, feed, folder / name, make, told["noise_scale"][-1])
+        if name == "sgd":
+            _broken_while_grown(strategy, feed, folder / "broken", make, begun, of_two)
+
+
+def _gain(scale: float, batch: int) -> float:
+    """Returns AdaScale's of a batch after one of 6 rows, by S / g."""
+    return batch / 6 if math.isinf(scale) else (scale / 6 + 1) / (scale / batch + 1)
+
+
+def _less_memory(strategy: Any, feed: Any, folder: Path, make: Any, scale: float) -> None:
+    """Resumes with a lower ``max_batch``, or without any; then trains another model with it."""
+    quick = {"verbose": 0, "check_rows": False}
+    lower = tfdist.NoiseScale(apply=True, max_batch=9)
+    keeper = tfdist.Checkpoints(folder, resume=True)
+    with pytest.raises(CheckpointError, match=r"must be resumed with NoiseScale\(apply=True\)"):
+        given(strategy).build(make).fit(feed, epochs=5, callbacks=[keeper], **quick)
+    model = given(strategy).build(make)
+    told = model.fit(feed, epochs=5, callbacks=[lower, keeper], **quick).history
+    is_sgd = isinstance(model.optimizer, keras.optimizers.SGD)
+    rate = 0.05 * _gain(scale, 8) if is_sgd else 0.01 * math.sqrt(8 / 6)
+    assert told["global_batch_size"] == [8]
+    assert told["learning_rate"] == pytest.approx([rate], rel=1e-4)
+    assert lower.batch == 8
+    if is_sgd:
+        new = given(strategy).build(make)
+        told = new.fit(feed, callbacks=[lower], **quick).history
+        assert told["global_batch_size"] == [6]
+        assert told["learning_rate"] == pytest.approx([0.05])
+        # An epoch that measures nothing leaves both.
+        lower.batch, lower.gain = 6, 1.0
+        rate = float(tf.convert_to_tensor(new.optimizer.learning_rate))
+        lower.on_epoch_begin(1)
+        lower.on_epoch_end(1)
+        assert (lower.batch, lower.gain) == (6, 1.0)
+        assert float(tf.convert_to_tensor(new.optimizer.learning_rate)) == rate
+
+
+def _broken_while_grown(
+    strategy: Any, feed: Any, folder: Path, make: Any, begun: Any, unbroken: Any
+) -> None:
+    """Breaks the second epoch, and goes on within it to the weights of the unbroken one."""
+
+    class Break(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if (self.epoch, batch) == (1, 4):
+                raise KeyboardInterrupt
+
+    def resumed(most: int | None, *others: Any) -> keras.Model:
+        model = given(strategy).build(make)
+        model.set_weights(begun)
+        noise = [tfdist.NoiseScale(apply=True, max_batch=most)] if most else []
+        keeper = tfdist.Checkpoints(folder, every_steps=3, resume=True)
+        callbacks = [*noise, keeper, *others]
+        model.fit(feed, epochs=2, verbose=0, check_rows=False, callbacks=callbacks)
+        return model
+
+    with pytest.raises(KeyboardInterrupt):
+        resumed(21, Break())
+    strategy.from_chief(None)
+    with pytest.raises(CheckpointError, match=r"the batch had come from 6 to 12"):
+        resumed(None)
+    with pytest.raises(OptionError, match=r"Give max_batch=12, or resume from"):
+        resumed(10)
+    for one, other in zip(resumed(21).get_weights(), unbroken, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
 
 
 @scenario("mirrored")
 def what_cannot_have_another_batch_is_told(strategy, folder):
-    def fits(x: Any, model_fn: Any = mlp, batch: int = 4, **options: Any) -> None:
+    def fits(x: Any, model_fn: Any = mlp, batch: int = 4, beside: Any = (), **options: Any) -> None:
         own = given(strategy, **options)
         growing = tfdist.NoiseScale(apply=True, max_batch=8)
         feed = own.dataset(x, global_batch_size=batch) if isinstance(x, tuple) else x
-        own.build(model_fn).fit(feed, verbose=0, callbacks=[growing])
+        own.build(model_fn).fit(feed, verbose=0, callbacks=[growing, *beside])
 
     def scheduled() -> keras.Model:
         return mlp(optimizer=keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 9)))
@@ -931,6 +1007,8 @@ def what_cannot_have_another_batch_is_told(strategy, folder):
         fits(arrays, scheduled)
     with pytest.raises(OptionError, match="must change the rate"):
         fits(arrays, lr_scaling="sqrt")
+    with pytest.raises(OptionError, match="LearningRateScheduler and NoiseScale"):
+        fits(arrays, beside=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)])
     with pytest.raises(OptionError, match="max_batch of NoiseScale must be at least"):
         fits(arrays, batch=9)
     with pytest.raises(OptionError, match="must have a max_batch"):

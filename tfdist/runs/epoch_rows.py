@@ -15,7 +15,6 @@ class EpochRows(tf.keras.callbacks.Callback):
 
     Args:
         records: that an epoch computes on.
-        steps: of an epoch, as callbacks are told of them.
         stop_on_nan: whether to end a training whose loss is no finite number any more.
 
     Attributes:
@@ -23,10 +22,9 @@ class EpochRows(tf.keras.callbacks.Callback):
         diverged: the last row, where it ended the training.
     """
 
-    def __init__(self, records: int, steps: int, *, stop_on_nan: bool):
+    def __init__(self, records: int, *, stop_on_nan: bool):
         super().__init__()
         self._records = records
-        self._steps = steps
         self._stop_on_nan = stop_on_nan
         self.new_rows: list[dict[str, float]] = []
         self.diverged: dict[str, float] | None = None
@@ -34,6 +32,7 @@ class EpochRows(tf.keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._begun_at = self._trained_at = time.perf_counter()
         self._batches = 0
+        self._steps = self.params["steps"]  # A batch that grows makes them fewer.
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self._trained_at = time.perf_counter()
@@ -41,8 +40,6 @@ class EpochRows(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         seconds = self._trained_at - self._begun_at
-        if "global_batch_size" in (logs or {}):  # Of an epoch that has one of its own.
-            self._steps = math.ceil(self._records / logs["global_batch_size"])
         row = {
             "epoch": epoch + 1,
             **{name: float(value) for name, value in (logs or {}).items()},

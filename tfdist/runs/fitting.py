@@ -96,7 +96,6 @@ class Fitting:
         """The arguments of ``EpochRows``."""
         return {
             "records": self.feed.records_per_epoch,
-            "steps": self.feed.callback_steps,
             "stop_on_nan": self._config["stop_on_nan"],
         }
 

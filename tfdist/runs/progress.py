@@ -46,8 +46,8 @@ class Progress:
     def take(self, rank: int, event: dict[str, Any]) -> None:
         if event["event"] == "diverged":
             self.diverged = event
-        if rank == 0 and event["event"] == "data":
-            self._steps = event["steps"]
+        if rank == 0:
+            self._steps = event.get("steps", self._steps)  # A batch that grows makes them fewer.
         public = told(event, rank, self._epochs, self._steps)
         if public is not None:
             log(public)

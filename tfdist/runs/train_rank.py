@@ -52,7 +52,8 @@ class _Report(EpochRows):
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         super().on_train_batch_end(batch, logs)
-        self._tell(batch + 1, samples_per_s=round(self.speed(), 1), step_ms=self.step_ms())
+        speed = round(self.speed(), 1)
+        self._tell(batch + 1, steps=self._steps, samples_per_s=speed, step_ms=self.step_ms())
 
     def on_test_begin(self, logs: dict | None = None) -> None:
         # The first one traces.

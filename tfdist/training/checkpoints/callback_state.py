@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.errors import CheckpointError
 from tfdist.training.checkpoints.best_model import BestModel
-from tfdist.training.checkpoints.growing_batch import GrowingBatch
+from tfdist.training.checkpoints.growing_batch import GrowingBatch, growing_among
 
 # Numbers, and lists of arrays. Callbacks of a user's own are not looked into.
 _REMEMBERED = {
@@ -65,6 +66,27 @@ def leave_as_ended(callbacks: Sequence[Any], model: tf.keras.Model) -> None:
             callback.on_train_end()
 
 
+def restore_begun(callbacks: Sequence[Any], state: bytes) -> None:
+    """Does as ``restore`` when a fit has begun: one that chooses batches was given its own before,
+    and may have changed them."""
+    restore([c for c in callbacks if not isinstance(c, GrowingBatch)], state)
+
+
+def check_batch(callbacks: Sequence[Any], state: bytes) -> None:
+    """Raises CheckpointError where the batch had grown, and none of ``callbacks`` knows of it."""
+    if not state or growing_among(callbacks) is not None:
+        return
+    saved = GrowingBatch()
+    saved.grows = True
+    restore([saved], state)
+    if saved.batch != saved.first_batch:
+        raise CheckpointError(
+            "a fit whose global batch has grown must be resumed with NoiseScale(apply=True)",
+            received=f"none, where the batch had come from {saved.first_batch} to {saved.batch}",
+            mend="Give it again, or train from the start in another folder",
+        )
+
+
 def check(state: bytes) -> None:
     """Raises whatever shows that ``state`` is not what ``written`` returned."""
     if state:
@@ -91,6 +113,9 @@ def _opened(state: bytes) -> Any:
 def _places(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any, str]]:
     """Gives (key, callback, attribute); the key counts the callbacks of a class."""
     for kind, attributes in _REMEMBERED.items():
-        for number, callback in enumerate(c for c in callbacks if isinstance(c, kind)):
+        those = [c for c in callbacks if isinstance(c, kind)]
+        if kind is GrowingBatch:
+            those = [c for c in those if c.grows]
+        for number, callback in enumerate(those):
             for attribute in attributes:
                 yield f"{kind.__name__}.{number}.{attribute}", callback, attribute

@@ -175,6 +175,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
             raise problem
         if found[0]:
             self.start = self._restore(*found, checkpoint, data)
+            callback_state.check_batch(self._others, self.start.callbacks)
         words = collective.gather(self._state.words())[0]
         if self.start.position != Position():
             self._state.take_words(words)
@@ -330,7 +331,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
     def leave_as_ended(self) -> None:
         """Makes the model what the fit that is resumed left, where that was over."""
         if self.start.callbacks:
-            callback_state.restore(self._others, self.start.callbacks)
+            callback_state.restore_begun(self._others, self.start.callbacks)
             callback_state.leave_as_ended(self._others, self.model)
 
     def go_on_at(self, position: Position) -> None:
@@ -342,7 +343,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         if self.start.callbacks:
-            callback_state.restore(self._others, self.start.callbacks)
+            callback_state.restore_begun(self._others, self.start.callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._current_epoch = epoch

@@ -23,6 +23,10 @@ class GrowingBatch(tf.keras.callbacks.Callback):
     batch: int | None = None
     gain: float | None = None
 
+    def forget(self) -> None:
+        """Has the next fit begin with the batch that its data is given with."""
+        self.first_batch = self.batch = self.gain = None
+
 
 def growing_among(callbacks: Sequence[Any]) -> GrowingBatch | None:
     """Returns the one of ``callbacks`` that chooses batches; None where none does."""

@@ -163,7 +163,7 @@ class Runs:
         callbacks = _listed(callbacks)
         growing = growing_among(callbacks)
         if growing is not None:
-            check_growing(feed, is_scaled=self._preparation.scale is not None)
+            check_growing(feed, callbacks, is_scaled=self._preparation.scale is not None)
         history = tf.keras.callbacks.History()
         history.on_train_begin()  # There may be nothing left to train.
         chain = self._chain(
@@ -173,8 +173,11 @@ class Runs:
         def train(start: Start) -> None:
             if growing is not None:
                 if start.callbacks:
+                    growing.forget()
                     callback_state.restore([growing], start.callbacks)
-                growing.begin(feed.global_batch_size, feed.num_records)
+                growing.begin(
+                    feed.global_batch_size, feed.num_records, within_epoch=start.position.step > 0
+                )
             next_epoch = start.position.epoch or initial_epoch
             feeds = [feed]
             if validation_data is not None:

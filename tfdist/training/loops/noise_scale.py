@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -52,14 +53,19 @@ class NoiseScale(GrowingBatch):
     - all others: ``sqrt(B / B0)`` (Malladi et al. 2022, arXiv:2205.10287, for Adam and RMSProp).
 
     The logs get ``global_batch_size``, that of the epoch which has ended. A fit that is resumed
-    within an epoch measures the rest of it.
+    within an epoch measures the rest of it. One that is resumed at an epoch's end may have a lower
+    ``max_batch``, or other replicas: batch and rate are lowered to what they allow. A batch that
+    has grown is not gone on with without ``apply=True``. A newly built or compiled model begins
+    with the first batch. An epoch in which no step could measure leaves batch and rate.
 
     Args:
         apply: whether to change the global batch and the learning rate.
         max_batch: with ``apply``: rows of the largest global batch.
 
     Raises:
-        OptionError: one of ``apply`` and ``max_batch`` without the other.
+        OptionError: one of ``apply`` and ``max_batch`` without the other; in the fit, when
+            something else sets the rate, or the epoch that is gone on with has a batch above
+            ``max_batch``.
         ModelError: when the fit begins, of a batch that is not divided, on a strategy that does not
             take data-parallel steps, of a train_step of one's own, or with ``shard``; with
             ``apply`` of a learning rate that is not one fixed number.
@@ -79,6 +85,7 @@ class NoiseScale(GrowingBatch):
         self.grows = apply
         self._most = max_batch
         self._noise: GradientNoise | None = None
+        self._optimizer: Any = None
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
@@ -86,7 +93,9 @@ class NoiseScale(GrowingBatch):
         _check(binding)
         if self.grows:
             _check_rate(binding)
-        if self._noise is None:
+        if self._optimizer is not model.optimizer:  # Its rate is of no batch of an earlier fit.
+            self._optimizer = model.optimizer
+            self.forget()
             with model.distribute_strategy.scope():
                 self._noise = GradientNoise(binding.collective)
         self._collective = binding.collective
@@ -106,13 +115,17 @@ class NoiseScale(GrowingBatch):
         if self.grows:
             if logs is not None:
                 logs["global_batch_size"] = self.batch
-            self._choose(max(0.0, variance), max(0.0, signal))
+            self._choose(max(0.0, variance), max(0.0, signal), is_measured=steps > 0)
 
-    def begin(self, batch: int, num_records: int) -> None:
+    def begin(self, batch: int, num_records: int, *, within_epoch: bool) -> None:
         """Makes ready for a fit on data of so many records, given with a global batch.
 
+        Args:
+            within_epoch: whether the fit goes on with an epoch that has begun.
+
         Raises:
-            OptionError: a fit with another one is gone on with.
+            OptionError: a fit with another one is gone on with, or an epoch of a batch above
+                ``max_batch``.
         """
         if self.first_batch not in (None, batch):
             raise OptionError(
@@ -130,22 +143,43 @@ class NoiseScale(GrowingBatch):
         self._num_records = num_records
         if self.first_batch is None:
             self.first_batch, self.batch, self.gain = batch, batch, 1.0
+        elif not within_epoch:  # An earlier fit may have had more memory, or other replicas.
+            batch = within(self.batch, self.first_batch, *self._limits())
+            if batch != self.batch:
+                # AdaScale's gain tells S and g, but for a factor of both.
+                signal = max(0.0, 1 / self.first_batch - self.gain / self.batch)
+                self._take(batch, self._gain(self.gain - 1, signal, batch))
+        elif self.batch > self._most:
+            raise OptionError(
+                "max_batch of NoiseScale must be at least the batch of the epoch that is gone on "
+                "with",
+                received=f"max_batch={self._most}, where the epoch has {self.batch}",
+                mend=f"Give max_batch={self.batch}, or resume from a checkpoint at an epoch's end",
+            )
 
-    def _choose(self, variance: float, signal: float) -> None:
+    def _choose(self, variance: float, signal: float, *, is_measured: bool) -> None:
         """Sets batch and learning rate of the coming epoch, alike on all processes."""
-        collective, optimizer = self._collective, self.model.optimizer
-        most = min(self._most, self._num_records)
-        batch = next_batch(
-            variance, signal, self.batch, self.first_batch, most, collective.num_replicas
-        )
-        is_sgd = isinstance(inner_of(optimizer), _SGD)
-        gain = math.sqrt(batch / self.first_batch)
-        if is_sgd:
-            gain = adascale_gain(variance, signal, self.first_batch, batch)
-        batch, gain = collective.gather((batch, gain))[0]
+        batch, gain = self.batch, self.gain
+        if is_measured:
+            batch = next_batch(variance, signal, batch, self.first_batch, *self._limits())
+            gain = self._gain(variance, signal, batch)
+        self._take(*self._collective.gather((batch, gain))[0])
+
+    def _limits(self) -> tuple[int, int]:
+        """Returns the largest batch, and what each is a multiple of."""
+        return min(self._most, self._num_records), self._collective.num_replicas
+
+    def _gain(self, variance: float, signal: float, batch: int) -> float:
+        """Returns what the learning rate of the first batch is multiplied by for ``batch``."""
+        if isinstance(inner_of(self.model.optimizer), _SGD):
+            return adascale_gain(variance, signal, self.first_batch, batch)
+        return math.sqrt(batch / self.first_batch)
+
+    def _take(self, batch: int, gain: float) -> None:
+        optimizer = inner_of(self.model.optimizer)
         # What other callbacks have made of the rate stays in it.
-        rate = float(tf.convert_to_tensor(inner_of(optimizer).learning_rate))
-        inner_of(optimizer).learning_rate = rate * gain / self.gain
+        rate = float(tf.convert_to_tensor(optimizer.learning_rate))
+        optimizer.learning_rate = rate * gain / self.gain
         self.batch, self.gain = batch, gain
 
 
@@ -154,8 +188,12 @@ def next_batch(
 ) -> int:
     """Returns the rows of the global batch after one of ``batch`` rows, see ``NoiseScale``."""
     scale = variance / signal if signal > 0 else math.inf
-    wanted = int(min(max(scale, batch / 2), 2 * batch, most))
-    return max(first, wanted // replicas * replicas)
+    return within(min(max(scale, batch / 2), 2 * batch), first, most, replicas)
+
+
+def within(rows: float, first: int, most: int, replicas: int) -> int:
+    """Returns the largest global batch of at most ``rows`` that may be, but ``first`` at least."""
+    return max(first, int(min(rows, most)) // replicas * replicas)
 
 
 def adascale_gain(variance: float, signal: float, first: int, batch: int) -> float:
@@ -165,10 +203,11 @@ def adascale_gain(variance: float, signal: float, first: int, batch: int) -> flo
     return (variance / first + signal) / (variance / batch + signal)
 
 
-def check_growing(feed: Feed, *, is_scaled: bool) -> None:
+def check_growing(feed: Feed, callbacks: Sequence[Any], *, is_scaled: bool) -> None:
     """Checks that a global batch may change between epochs.
 
     Args:
+        callbacks: of the fit.
         is_scaled: whether the strategy changes the learning rate.
 
     Raises:
@@ -181,11 +220,13 @@ def check_growing(feed: Feed, *, is_scaled: bool) -> None:
             received="batches that are given as they are, or a pipeline of tf.data",
             mend="Give arrays, or strategy.dataset of shards or arrays; or leave apply out",
         )
-    if is_scaled:
+    schedulers = [c for c in callbacks if isinstance(c, tf.keras.callbacks.LearningRateScheduler)]
+    if is_scaled or schedulers:
         raise OptionError(
-            "one of lr_scaling, warmup_epochs and NoiseScale(apply=True) must change the rate",
+            "one of lr_scaling, warmup_epochs, the callback LearningRateScheduler and "
+            "NoiseScale(apply=True) must change the rate",
             received="more than one",
-            mend="Leave the strategy's options out",
+            mend="Leave the others out",
         )
 
 
