@@ -1,0 +1,76 @@
+"""The door and the gate of a server, without one."""
+
+from __future__ import annotations
+
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+from starlette.datastructures import URL
+from starlette.requests import Request
+
+from tfdist.errors import OptionError
+from tfdist.serving import gate, program
+from tfdist.serving.bodies import RefusedError
+from tfdist.serving.routes import Door, Routes
+
+
+class _Server:
+    """Ends when it is to."""
+
+    def __init__(self, *, is_stopped: bool):
+        self.is_stopped, self._is_over = is_stopped, threading.Event()
+
+    def serve(self, listening) -> None:
+        assert self._is_over.wait(20)
+
+    def stop(self) -> None:
+        self._is_over.set()
+
+
+class _Served:
+    name = "model"
+
+
+def test_a_gate_that_fails_in_any_way_lets_nobody_in(tmp_path):
+    """What is to be compared is not there."""
+    with pytest.raises(FileNotFoundError):
+        program._through_gate(_Server(is_stopped=False), _Served, tmp_path, None)
+    assert program._through_gate(_Server(is_stopped=True), _Served, tmp_path, None) == 0
+
+
+def test_the_gate_expects_what_json_can_say(tmp_path):
+    """bfloat16 as an npz has it, a number of half the bits of float32; and null for infinity."""
+    rows = np.array([[1.5, -np.inf, np.nan, 0.1]], ml_dtypes.bfloat16)
+    np.savez(tmp_path / "expected.npz", a=rows)
+    with np.load(tmp_path / "expected.npz") as found:
+        assert found["a"].dtype.kind == "V"
+        read = gate._as_answered(found["a"])
+    np.testing.assert_array_equal(read, [[1.5, np.nan, np.nan, 0.10009765625]])
+    np.testing.assert_array_equal(gate._as_answered(np.array([3, 4])), [3.0, 4.0])
+
+
+def test_an_address_is_held_before_it_listens():
+    with program._bound("127.0.0.1", 0) as held:
+        port = held.getsockname()[1]
+        with pytest.raises(OptionError, match=f"found 127.0.0.1:{port}: Address already in use"):
+            program._bound("127.0.0.1", port)
+        program._listen(held, "127.0.0.1", port)
+        with pytest.raises(OptionError, match="must be an address of this machine that is free"):
+            program._bound("127.0.0.1", port)
+    with pytest.raises(OptionError, match=r"a\.\.b:80"):
+        program._bound("a..b", 80)
+
+
+def test_the_header_host_opens_no_address(monkeypatch):
+    """As older Starlettes read it: what follows in it, is the path."""
+    monkeypatch.setattr(Request, "url", property(lambda request: URL("http://a/healthz?/metrics")))
+    routes = Routes(_Served, Door(token="secret"))
+    scope = {"type": "http", "method": "GET", "query_string": b"", "server": ("h", 80)}
+    host = (b"host", b"a/healthz?")
+    with pytest.raises(RefusedError, match="must show the token"):
+        routes._check_token(Request({**scope, "path": "/metrics", "headers": [host]}))
+    shown = (b"authorization", b"Bearer secret")
+    routes._check_token(Request({**scope, "path": "/metrics", "headers": [host, shown]}))
+    routes._check_token(Request({**scope, "path": "/healthz", "headers": []}))
