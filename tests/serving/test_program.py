@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +15,9 @@ from starlette.requests import Request
 from tfdist.errors import OptionError
 from tfdist.serving import gate, program
 from tfdist.serving.bodies import RefusedError
+from tfdist.serving.replica import Replica
 from tfdist.serving.routes import Door, Routes
+from tfdist.serving.server import Server, UnavailableError
 
 
 class _Server:
@@ -74,3 +78,47 @@ def test_the_header_host_opens_no_address(monkeypatch):
     shown = (b"authorization", b"Bearer secret")
     routes._check_token(Request({**scope, "path": "/metrics", "headers": [host, shown]}))
     routes._check_token(Request({**scope, "path": "/healthz", "headers": []}))
+
+
+@pytest.fixture
+def server() -> Server:
+    """One that has never been started, with a process that is there."""
+    found = Server(Replica({}, 2, 0.0), 1, 1.0, lambda *_: None)
+    found.inference_workers = [SimpleNamespace(is_alive=lambda: True, exitcode=None)]
+    found._uvicorn = SimpleNamespace(should_exit=False)
+    return found
+
+
+def _watched(server: Server) -> None:
+    asyncio.run(asyncio.wait_for(server._watch(), 20))
+    assert server._uvicorn.should_exit
+
+
+def test_a_server_ends_that_was_to_end_before_it_began(server):
+    server.stop()
+    _watched(server)
+    assert server._failure is None
+    assert not server.is_stopped  # By no signal: what follows the gate is served.
+
+
+def test_a_server_ends_when_it_cannot_look_after_its_replicas(server):
+    async def put(*_) -> None:
+        raise BrokenPipeError
+
+    server.inference_workers[0].is_alive = lambda: False
+    server._alive = {0, 1}
+    server.inference_workers.append(SimpleNamespace(is_alive=lambda: True))
+    item = SimpleNamespace(event=asyncio.Event(), worker_id=None)
+    server._pending["one"] = SimpleNamespace(records=None, item=item, is_repeated=False)
+    server._put = put
+    _watched(server)
+    assert isinstance(server._failure, BrokenPipeError)
+
+
+def test_requests_are_counted_before_they_are_read(server, monkeypatch):
+    monkeypatch.setattr("tfdist.serving.server._MOST_INSIDE", 1)
+    refused = pytest.raises(UnavailableError, match="ask again later")
+    with server.admitted(), refused, server.admitted():
+        pass
+    with server.admitted():
+        pass
