@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,10 @@ def folder(tmp_path_factory) -> Path:
 
 def test_each_version_is_loaded_and_answers_as_keras(folder):
     model = keras.models.load_model(folder / "model.keras")
+    new, old = folder / "digits" / ".new-other", folder / "digits" / ".new-killed"
+    for left in (new, old):
+        left.mkdir(parents=True)
+    os.utime(old, (0, 0))
     for number in (1, 2):
         found = tfdist.export.tf_serving(
             folder / "model.keras", folder / "digits", data=folder / "data"
@@ -42,7 +47,14 @@ def test_each_version_is_loaded_and_answers_as_keras(folder):
         assert (found.path, found.version) == (folder / "digits" / str(number), number)
         assert found.largest_difference <= 1e-5
         assert found.records == _RECORDS
-    assert {path.name for path in (folder / "digits").iterdir()} == {"1", "2", "models.config"}
+        config = found.config.read_text()
+        assert found.is_config_kept == (number == 2)
+        found.config.write_text(f"{config}# mine")
+    assert 'name: "digits"' in config
+    assert f'base_path: "{folder / "digits"}"' in config
+    assert config.endswith("# mine")
+    left = {path.name for path in (folder / "digits").iterdir()}
+    assert left == {"1", "2", "models.config", new.name}
     served = tf.saved_model.load(str(found.path)).signatures["serving_default"]
     requests = list(read_warmup(found.path / WARMUP))
     assert [len(inputs["x"]) for _, inputs in requests] == [1, 8, 11]
@@ -54,9 +66,6 @@ def test_each_version_is_loaded_and_answers_as_keras(folder):
         [x for x, _ in tfdist.records.read(folder / "data/validation", batch_size=8)]
     )
     assert sorted(map(bytes, rows)) == sorted(map(bytes, every))
-    config = found.config.read_text()
-    assert 'name: "digits"' in config
-    assert f'base_path: "{folder / "digits"}"' in config
 
 
 def test_the_file_of_requests_has_the_fields_of_the_prediction_log(folder, tmp_path):
@@ -84,6 +93,22 @@ def test_other_answers_are_not_written(folder, monkeypatch):
     with pytest.raises(ExportError, match="must be those of Keras to 1e-05, but found"):
         tfdist.export.tf_serving(folder / "model.keras", folder / "bad", data=folder / "data")
     assert list((folder / "bad").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "differences"),
+    [
+        ([np.nan, 1.0], [1.0, np.nan], [np.inf, np.inf]),
+        ([np.nan, np.inf, -np.inf, 1.0], [np.nan, np.inf, np.inf, np.inf], [0, 0, np.inf, np.inf]),
+        ([3.0, 0.5], [2.0, 0.0], [0.5, 0.5]),
+        (np.uint8([1, 255]), np.uint8([2, 255]), [0.5, 0]),
+        ([True, False], [True, True], [0, np.inf]),
+        (np.array([b"a", b"b"], object), np.array([b"a", b"c"], object), [0, np.inf]),
+    ],
+)
+def test_what_is_no_number_differs_unless_it_is_equal(found, expected, differences):
+    given = versions._difference(np.asarray(found), np.asarray(expected))
+    assert given.tolist() == differences
 
 
 @pytest.mark.parametrize(

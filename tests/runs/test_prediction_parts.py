@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ from PIL import Image
 
 import tfdist
 from tfdist.errors import DataError, OptionError
+from tfdist.launch.jobs import Where
 from tfdist.records.parts import Part
 from tfdist.runs import predict_rank, predicting, prediction_table
-from tfdist.runs.prediction_parts import Share, merge, write_note
+from tfdist.runs.prediction_parts import Share, digests_of, merge, write_note
 from tfdist.training.engine import model_path
 
 pytestmark = pytest.mark.timeout(180)
@@ -73,7 +75,8 @@ def test_parts_joined_are_the_bytes_of_one_run(asked, folder):
     found = tfdist.predict(**asked, output="all.csv", part="1/2")
     assert found.output == Path("all.part-1-of-2.csv")
     assert found.outputs == {"predictions": ((12, 3), "float32")}
-    with pytest.raises(DataError, match=r"1 of 2 missing.*: 2. Make each: .* --part 2/2 --resume`"):
+    words = r"1 of 2 missing.*: 2. Make each: .* --strategy single --part 2/2 --resume`"
+    with pytest.raises(DataError, match=words):
         merge(Path("all.csv"))
     assert not Path("all.csv").exists()
     ranks = {"strategy": "horovod", "workers": 2}
@@ -139,7 +142,8 @@ def _write_parts(output: Path, rows: np.ndarray, parts: int, **others: str) -> N
         own = share.among(len(rows))
         _write(part.path_of(output), rows[own.start : own.stop], own.start)
         told = {"predictions": ((len(own), rows.shape[1]), "float32")}
-        digests = {"model": "m", "data": "d", **(others if part.number == 2 else {})}
+        digests = dict.fromkeys(("model", "function", "data", "trained_on"), "same")
+        digests |= others if part.number == 2 else {}
         write_note(part.path_of(output), share, told, digests, {"output": output})
 
 
@@ -183,6 +187,9 @@ def test_what_is_not_of_one_prediction_is_not_joined(tmp_path):
     _write_parts(path, rows, 3, data="other")
     with pytest.raises(DataError, match="of the same records, but found others in part 2"):
         merge(path)
+    _write_parts(path, rows, 3, trained_on="other", function="other")
+    with pytest.raises(DataError, match="same function of the model, shards of the training, but"):
+        merge(path)
     _write_parts(path, rows, 3)
     _write(Part(3, 3).path_of(path), rows)
     with pytest.raises(DataError, match="1 of 3 missing or not as written: 3"):
@@ -198,9 +205,43 @@ def test_what_is_not_of_one_prediction_is_not_joined(tmp_path):
     with pytest.raises(DataError, match="parts of 2 and parts of 3"):
         merge(path)
     assert not path.exists()
-    note.write_text("{}")
-    with pytest.raises(DataError, match="must be as `tfdist predict --part` wrote it"):
-        merge(path)
+    for others in ({"parts": 0}, {"command": [1]}, {"of": "23"}, {"more": 1}):
+        note.write_text(json.dumps({**told, **others}))
+        with pytest.raises(DataError, match="must be as `tfdist predict --part` wrote it"):
+            merge(path)
+
+
+def test_digests_tell_what_numbers_come_from(folder, tmp_path):
+    """What is no photo has no part in them, such as the files of other parts."""
+    photos, program = tmp_path / "photos", tmp_path / "model.py"
+    shutil.copytree(folder / "photos", photos)
+    program.write_text(_MODEL)
+    model, training = f"{program}:of_photos", str(folder / "of_photos")
+    weights = folder / "of_photos.keras"
+    first = digests_of(model, weights, str(photos), training)
+    (photos / ".DS_Store").write_text("x")
+    (photos / "all.part-1-of-2.csv").write_text("x")
+    assert digests_of(model, weights, str(photos), training) == first
+    Image.new("RGB", (5, 5)).save(photos / "new.png")
+    program.write_text(f"{_MODEL}# other")
+    others = digests_of(model, weights, str(photos), str(folder / "data"))
+    assert {name for name in first if others[name] != first[name]} == set(first) - {"model"}
+    assert (
+        digests_of(f"{program}:model_fn", weights, str(photos), None)["function"]
+        != first["function"]
+    )
+
+
+def test_the_command_of_a_part_says_where_it_ran():
+    options = {"precision": "mixed_float16", "device_speeds": [1, 2]}
+    where = Where(strategy="horovod", options=options, hosts="a:1,b:1", stall_timeout_s=9.0)
+    assert where.asked == {
+        "strategy": "horovod",
+        "hosts": "a:1,b:1",
+        "stall-timeout-s": 9.0,
+        "option": ["precision=mixed_float16", "device_speeds=[1, 2]"],
+    }
+    assert Where().asked == {}
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "1/", "-1/2", "1/2/3", "x"])

@@ -32,7 +32,7 @@ def model_fn():
     model.compile("sgd", "sparse_categorical_crossentropy")
     return model
 """
-_START_S = 120
+_START_S = 300
 
 
 @dataclass
@@ -90,9 +90,10 @@ def run_folder(tmp_path_factory) -> Path:
 def _serving(run: Path, log: Path, *options: str) -> Iterator[Client]:
     """Encloses a server of ``run`` on a port of its own."""
     environ = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
+    start = ("--start-timeout-s", str(_START_S))
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tfdist", "serve", str(run), "--port", "0", *options],
+            [sys.executable, "-m", "tfdist", "serve", str(run), "--port", "0", *start, *options],
             env=environ,
             cwd=run.parent,
             stdin=subprocess.DEVNULL,
@@ -120,7 +121,7 @@ def serving() -> Callable[..., contextlib.AbstractContextManager[Client]]:
     return _serving
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # Not beside tests that end all processes below their own.
 def server(run_folder, serving, tmp_path_factory) -> Iterator[Client]:
     log = tmp_path_factory.mktemp("log") / "log"
     with serving(run_folder, log, "--check", "3", "--max-body-mb", "1") as client:

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 from tensorflow import keras
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.honest_start]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.honest_start]
 
 
 def _file(pixels: np.ndarray, kind: str = "PNG") -> bytes:
@@ -270,7 +270,7 @@ def test_weights_that_answer_otherwise_are_not_served(run_folder, tmp_path, run_
     done = run_cli(
         *("serve", run_folder, "--model", tmp_path / "draws.py:model_fn", "--port", "0"),
         *("--trained-on", data),
-        timeout_s=200,
+        timeout_s=500,
     )
     assert done.returncode == 2, done.stderr
     assert "record 0 of the validation split" in done.stderr

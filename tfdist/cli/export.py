@@ -173,9 +173,10 @@ def _for_tf_serving(model: Path, out: Path, *, data: str | None, trust: bool) ->
 
         found = tf_serving(model, out, data=data, trust=trust)
     voice.result(**{name: str(v) if isinstance(v, Path) else v for name, v in vars(found).items()})
+    kept = f"kept {found.config} as it was\n" if found.is_config_kept else ""
     stdout().print(
         f"written {found.path}: version {found.version} of {found.name}, {found.records} records "
-        f"within {found.largest_difference:.1e} of Keras\n"
+        f"within {found.largest_difference:.1e} of Keras\n{kept}"
         f"serve it: tensorflow_model_server --rest_api_port=8501 "
         f"--model_config_file={found.config}",
         soft_wrap=True,

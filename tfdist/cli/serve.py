@@ -121,7 +121,8 @@ def command(
 
     def take(rank: int, event: dict[str, Any]) -> None:
         if event["event"] == "listening":
-            address = f"http://{event['host']}:{event['port']}"
+            host = f"[{event['host']}]" if ":" in event["host"] else event["host"]
+            address = f"http://{host}:{event['port']}"
             voice.tell("listening", address=address, compared=event["compared"])
             if event["compared"]:
                 click.echo(f"{event['compared']} records are answered as by tfdist predict")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 CONFIG = "models.config"
 _SIGNATURE = "serving_default"
 _ALLOWED = 1e-5
+# Of folders that become versions: one so old is of an export that was killed.
+_NEW, _ABANDONED_S = ".new-", 86_400.0
 # Rows of the warm-up requests: one, as most clients send, and batches as a server makes them.
 _ROWS = (1, 8, 32)
 
@@ -41,6 +45,7 @@ class Served:
         name: of the model, the folder's.
         version: one more than the highest before.
         config: the text file for ``tensorflow_model_server --model_config_file``.
+        is_config_kept: whether it was there already, and stays as it was.
         records: how many were compared with Keras, those of the warm-up requests.
         largest_difference: of their outputs, relative where these are above 1.
     """
@@ -49,6 +54,7 @@ class Served:
     name: str
     version: int
     config: Path
+    is_config_kept: bool
     records: int
     largest_difference: float
 
@@ -87,7 +93,8 @@ def tf_serving(
     rows = open_samples(data, plain.inputs, samples=1, parity_samples=sum(_ROWS)).held_out
     try:
         folder.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as place:
+        _remove_abandoned(folder)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=_NEW) as place:
             written = Path(place) / "version"
             write(plain.keras, schema, written)
             write_warmup(written / WARMUP, folder.name, _SIGNATURE, _requests(schema, rows))
@@ -95,10 +102,21 @@ def tf_serving(
             version = 1 + max((int(each.name) for each in _versions(folder)), default=0)
             # A folder of that name that another export has made meanwhile stays as it is.
             written.rename(folder / str(version))
-            config = _write_config(folder, Path(place))
+            config = folder / CONFIG
+            is_config_kept = config.exists()
+            if not is_config_kept:
+                _write_config(config, Path(place))
     except OSError as error:
         raise cannot_write(folder, error) from error
-    return Served(folder / str(version), folder.name, version, config, len(rows), difference)
+    return Served(
+        path=folder / str(version),
+        name=folder.name,
+        version=version,
+        config=config,
+        is_config_kept=is_config_kept,
+        records=len(rows),
+        largest_difference=difference,
+    )
 
 
 def _checked_folder(folder: Path) -> Path:
@@ -110,7 +128,7 @@ def _checked_folder(folder: Path) -> Path:
         problem = f"{folder}, in a folder that does not exist"
     elif folder.exists() and not folder.is_dir():
         problem = f"{folder}, which is a file"
-    elif folder.is_dir() and not _versions(folder) and any(folder.iterdir()):
+    elif folder.is_dir() and not _versions(folder) and not _is_begun(folder):
         problem = f"{folder}, which holds something else"
     if problem is None:
         return folder
@@ -123,6 +141,17 @@ def _checked_folder(folder: Path) -> Path:
 
 def _versions(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if re.fullmatch("[0-9]{1,18}", path.name)]
+
+
+def _is_begun(folder: Path) -> bool:
+    """Whether nothing is there but what an export that was killed leaves."""
+    return all(path.name == CONFIG or path.name.startswith(_NEW) for path in folder.iterdir())
+
+
+def _remove_abandoned(folder: Path) -> None:
+    for path in folder.glob(f"{_NEW}*"):
+        if path.stat().st_mtime < time.time() - _ABANDONED_S:
+            shutil.rmtree(path)
 
 
 def _schema(data: str | os.PathLike) -> Schema:
@@ -171,9 +200,9 @@ def _largest_difference(plain: PlainModel, rows: Rows, written: Path) -> float:
     for name, values in expected.items():
         # The only output is called "outputs" in the signature.
         own = found[name] if name in found else next(iter(found.values()))
-        difference = np.abs(own - values) / np.maximum(1, np.abs(values))
+        difference = _difference(own, values)
         largest = max(largest, float(np.max(difference)))
-        if not largest <= _ALLOWED:  # Nor is a NaN.
+        if largest > _ALLOWED:
             record = int(np.argmax(difference.reshape(len(difference), -1).max(axis=1)))
             raise ExportError(
                 f"the answers of the SavedModel must be those of Keras to {_ALLOWED:g}",
@@ -183,13 +212,29 @@ def _largest_difference(plain: PlainModel, rows: Rows, written: Path) -> float:
     return largest
 
 
+def _difference(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Returns how far each value is from the expected, relative where this is above 1.
+
+    Equal ones are 0, as two NaN are; others that no number tells of, such as text, are inf.
+    """
+    if expected.dtype.kind in "bOSU":  # TensorFlow gives text as objects.
+        return np.where(found == expected, 0.0, np.inf)
+    # Unsigned integers would wrap.
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    are_equal = (found == expected) | (np.isnan(found) & np.isnan(expected))
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(found - expected) / np.maximum(1, np.abs(expected))
+    return np.where(are_equal, 0.0, np.where(np.isfinite(difference), difference, np.inf))
+
+
 def _as_inputs(plain: PlainModel, rows: Rows) -> dict[str, Any]:
     import tensorflow as tf
 
     return {name: tf.constant(rows.x[name]) for name in plain.inputs}
 
 
-def _write_config(folder: Path, place: Path) -> Path:
+def _write_config(config: Path, place: Path) -> None:
+    folder = config.parent
     text = (
         "model_config_list {\n"
         "  config {\n"
@@ -200,5 +245,4 @@ def _write_config(folder: Path, place: Path) -> Path:
         "}\n"
     )
     (place / CONFIG).write_text(text, encoding="utf-8")
-    os.replace(place / CONFIG, folder / CONFIG)
-    return folder / CONFIG
+    os.replace(place / CONFIG, config)

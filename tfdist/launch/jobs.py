@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tfdist import topology
@@ -109,6 +109,17 @@ class Where:
     def is_chief(self) -> bool:
         """Whether this command shows and keeps the results: one does of those that srun starts."""
         return self.place is None or self.place.is_chief
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What is not as by default, as options of a command; a list is one given repeatedly."""
+        named = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        options, _ = named.pop("options")
+        found = {
+            name.replace("_", "-"): own for name, (own, usual) in named.items() if own != usual
+        }
+        said = [f"{name}={value}" for name, value in (options or {}).items()]
+        return found | ({"option": said} if said else {})
 
     @property
     def is_elastic(self) -> bool:

@@ -19,8 +19,7 @@ from tfdist.runs import ranks
 from tfdist.runs.files import read_config
 from tfdist.runs.prediction_parts import (
     Share,
-    digest_of_data,
-    digest_of_file,
+    digests_of,
     whole_part,
     write_note,
 )
@@ -170,13 +169,13 @@ def carry_out(
     file = output if mine is None else mine.path_of(output)
     _check(weights, file, overwrite=overwrite or resume)
     share, digests = Share(mine, global_batch_size), {}
+    training = training_data(weights, trained_on)
     if mine is not None:
-        digests = {"model": digest_of_file(weights), "data": digest_of_data(data)}
-        note = whole_part(file, **digests, global_batch_size=global_batch_size) if resume else None
+        digests = digests_of(model, weights, data, training)
+        note = whole_part(file, digests, global_batch_size) if resume else None
         if note is not None:
             return Predictions(file, _outputs(note.outputs)) if where.is_chief else None
     follow_program(os.environ, model_path.parts(model)[0], weights)
-    training = training_data(weights, trained_on)
     outputs: dict[str, tuple[tuple[int, ...], str]] = {}
 
     def take(rank: int, event: dict[str, Any]) -> None:
@@ -204,10 +203,9 @@ def carry_out(
             "weights": weights,
             "data": data,
             "output": output,
-            "strategy": where.strategy,
-            "workers": where.workers,
             "trained-on": trained_on,
             "global-batch-size": global_batch_size,
+            **where.asked,
         }
         write_note(file, share, outputs, digests, asked)
     return Predictions(file, outputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import itertools
+import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,15 @@ from tfdist.records.parts import Part
 from tfdist.records.wording import listed
 from tfdist.runs.files import replacing, write_json
 from tfdist.runs.merged_files import join, rows_of
+from tfdist.training.engine import model_path
 
 _SHOWN = 20
 # What all parts must have alike, in words.
 _ALIKE = {
     "model": "weights",
+    "function": "function of the model",
     "data": "records",
+    "trained_on": "shards of the training",
     "of": "number of records",
     "global_batch_size": "global batch size",
 }
@@ -69,7 +73,7 @@ class Note:
     Attributes:
         part, parts: the number of the part, and of all.
         start, stop, of: its records, and the number of all.
-        model, data: digests of the weights and of what is predicted on.
+        model, function, data, trained_on: see ``digests_of``.
         outputs: name -> [shape, type].
         command: that made it, without the part.
         sha256: of the file.
@@ -81,7 +85,9 @@ class Note:
     stop: int
     of: int
     model: str
+    function: str
     data: str
+    trained_on: str
     global_batch_size: int
     outputs: Mapping[str, Sequence[Any]]
     command: Sequence[str]
@@ -102,13 +108,16 @@ def write_note(
     """Writes beside the file of a part, which is there whole, what it is.
 
     Args:
-        digests: of "model" and "data".
-        asked: the options that make it, by name; None: not given.
+        digests: as ``digests_of`` returns them.
+        asked: the options that make it, by name; None: not given; a list: each of it.
     """
     rows = share.stop - share.start
     assert share.part is not None
     assert all(shape[0] == rows for shape, _ in outputs.values()), (outputs, rows)
-    said = [[f"--{name}", str(value)] for name, value in asked.items() if value is not None]
+    every = {name: value if isinstance(value, list) else [value] for name, value in asked.items()}
+    said = [
+        [f"--{n}", str(one)] for n, values in every.items() for one in values if one is not None
+    ]
     note = Note(
         part=share.part.number,
         parts=share.part.parts,
@@ -128,7 +137,7 @@ def _note_of(file: Path) -> Path:
     return file.with_name(f"{file.name}.json")
 
 
-def whole_part(file: Path, model: str, data: str, global_batch_size: int) -> Note | None:
+def whole_part(file: Path, digests: Mapping[str, str], global_batch_size: int) -> Note | None:
     """Returns the note of a part that need not be made again; None where there is no whole one.
 
     Raises:
@@ -137,7 +146,7 @@ def whole_part(file: Path, model: str, data: str, global_batch_size: int) -> Not
     note = _read(_note_of(file))
     if note is None or not note.is_of(file):
         return None
-    asked = {"model": model, "data": data, "global_batch_size": global_batch_size}
+    asked = {**digests, "global_batch_size": global_batch_size}
     others = [_ALIKE[name] for name, value in asked.items() if getattr(note, name) != value]
     if others:
         raise OptionError(
@@ -146,6 +155,33 @@ def whole_part(file: Path, model: str, data: str, global_batch_size: int) -> Not
             mend="Give what it was begun with, another --output, or --overwrite without --resume",
         )
     return note
+
+
+def digests_of(model: str, weights: Path, data: str, training: str | None) -> dict[str, str]:
+    """Returns what tells a prediction from others: digests of all that its numbers come from.
+
+    Args:
+        model: as ``tfdist.predict`` takes it; of a module it is the name alone.
+        training: the shards that tell how photos and tables are read; None: none.
+
+    Raises:
+        DataError: there is no such data.
+    """
+    place, called = model_path.parts(model)
+    program = digest_of_file(Path(place)) if Path(place).is_file() else place
+    return {
+        "model": digest_of_file(weights),
+        "function": f"{called} {program}",
+        "data": digest_of_data(data),
+        "trained_on": "" if training is None else _digest_of_schema(training),
+    }
+
+
+def _digest_of_schema(training: str) -> str:
+    from tfdist.records.format.manifest import load_manifest
+
+    text = json.dumps(load_manifest(training).schema.to_json(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def digest_of_file(path: Path) -> str:
@@ -160,9 +196,9 @@ def digest_of_data(data: str) -> str:
     Raises:
         DataError: there is no such data.
     """
-    from tfdist.records.format.files import walk
     from tfdist.records.format.split_place import find_split
     from tfdist.records.writing.as_trained import find_raw
+    from tfdist.records.writing.images.search import all_images
 
     raw, digest = find_raw(data), hashlib.sha256()
     if raw is None:
@@ -171,10 +207,9 @@ def digest_of_data(data: str) -> str:
     elif raw.is_file():
         return digest_of_file(raw)
     else:
-        found = (Path(at) / name for at, _, names in walk(raw) for name in names)
-        for path in sorted(found):
-            size = path.stat().st_size if path.exists() else None
-            digest.update(os.fsencode(path.relative_to(raw)) + f"\0{size}\0".encode())
+        for image in all_images(raw):
+            size = image.path.stat().st_size if image.path.exists() else None
+            digest.update(os.fsencode(image.path.relative_to(raw)) + f"\0{size}\0".encode())
     return digest.hexdigest()
 
 
@@ -184,7 +219,9 @@ def _read(path: Path) -> Note | None:
         value = read_json(path.read_text(encoding="utf-8"))
         note = Note(**value)
         numbers = (note.part, note.parts, note.start, note.stop, note.of)
-        if not all(type(number) is int for number in numbers) or isinstance(note.command, str):
+        are_numbers = all(type(number) is int for number in numbers)
+        are_words = all(isinstance(word, str) for word in note.command)
+        if not are_numbers or not are_words or not 1 <= note.part <= note.parts:
             raise ValueError("other values")
         return note
     except FileNotFoundError:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import struct
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,8 @@ def prepare(served: Served, count: int, folder: Path) -> str | None:
     alone = replace(manifest, splits={split: info}, compression="none", shards_in=None)
     alone.save(shards)
     inputs = Schema(manifest.schema.of_role("input"))
-    (folder / "instances.json").write_text(json.dumps([_instance(inputs, r) for r in records]))
+    asked = {"split": split, "instances": [_instance(inputs, record) for record in records]}
+    (folder / "asked.json").write_text(json.dumps(asked))
     predicting.carry_out(
         Where(strategy="single", options={}),
         model=served.model,
@@ -114,13 +117,14 @@ def compare(folder: Path, address: str, name: str, token: str | None) -> int:
     Raises:
         ModelError: an answer is another one than that of ``tfdist predict``.
     """
-    instances = json.loads((folder / "instances.json").read_text())
+    asked = json.loads((folder / "asked.json").read_text())
     with np.load(folder / "expected.npz", allow_pickle=False) as found:
-        expected = dict(found)
+        expected = {output: _as_answered(rows) for output, rows in found.items()}
     headers = {"Content-Type": "application/json"}
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
-    for number, instance in enumerate(instances):
+    for number, instance in enumerate(asked["instances"]):
+        place = f"record {number} of the {asked['split']} split"
         request = urllib.request.Request(
             f"{address}/v1/models/{name}:predict",
             json.dumps({"inputs": _columns(instance)}).encode(),
@@ -130,17 +134,26 @@ def compare(folder: Path, address: str, name: str, token: str | None) -> int:
         try:
             with direct.open(request, timeout=_WAIT_S) as response:
                 outputs = json.load(response)["outputs"]
-        except OSError as error:
-            text = error.read(500).decode() if hasattr(error, "read") else str(error)
-            raise _differs(number, text) from None
+        except (OSError, HTTPException, ValueError) as error:
+            is_told = isinstance(error, urllib.error.HTTPError)
+            text = error.read(500).decode(errors="replace") if is_told else repr(error)
+            raise _differs(place, text) from None
         answers = outputs if isinstance(outputs, dict) else {next(iter(expected)): outputs}
         for output, rows in expected.items():
             answer = np.array(answers[output], np.float64)[0]
-            wanted = rows[number].astype(np.float64)
+            wanted = rows[number]
             if not np.allclose(answer, wanted, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
                 difference = np.abs(answer - wanted).max()
-                raise _differs(number, f"'{output}' by {difference:.3g}")
-    return len(instances)
+                raise _differs(place, f"'{output}' by {difference:.3g}")
+    return len(asked["instances"])
+
+
+def _as_answered(rows: np.ndarray) -> np.ndarray:
+    """Returns rows of ``tfdist predict`` as a server's JSON has them: what is infinite is null."""
+    if rows.dtype.kind == "V":  # bfloat16, the upper half of float32.
+        rows = (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    rows = rows.astype(np.float64)
+    return np.where(np.isfinite(rows), rows, np.nan)
 
 
 def _columns(instance: Any) -> Any:
@@ -148,9 +161,9 @@ def _columns(instance: Any) -> Any:
     return [instance] if is_value else {name: [value] for name, value in instance.items()}
 
 
-def _differs(number: int, found: str) -> ModelError:
+def _differs(place: str, found: str) -> ModelError:
     return ModelError(
         "a server must answer as `tfdist predict` does, to 1e-5",
-        received=f"record {number} of the validation split: {' '.join(found.split())}",
-        mend="Look at what the model draws or keeps from call to call, or report it with the model",
+        received=f"{place}: {' '.join(found.split())}",
+        mend="Look at what the model draws or keeps from call to call; --check 0 compares nothing",
     )

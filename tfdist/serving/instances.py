@@ -38,10 +38,27 @@ class Limits:
     Attributes:
         instances: most instances.
         pixels: most pixels of a photo, before it is resized.
+        all_pixels: of all photos together.
     """
 
     instances: int = 1024
     pixels: int = 50_000_000
+    all_pixels: int = 500_000_000
+
+
+class _Pixels:
+    """Those of a request so far. Raises InstanceError when there are too many."""
+
+    def __init__(self, limits: Limits):
+        self._limits, self._all = limits, 0
+
+    def add(self, count: int) -> None:
+        self._all += count
+        if count > self._limits.pixels:
+            raise InstanceError(f"a photo must have at most {self._limits.pixels} pixels")
+        if self._all > self._limits.all_pixels:
+            most = self._limits.all_pixels
+            raise InstanceError(f"the photos of a request must have at most {most} pixels")
 
 
 def as_asked(inputs: Sequence[Feature], *, is_adopted: bool = False) -> Schema:
@@ -85,10 +102,10 @@ def records_of(schema: Schema, instances: Sequence[Any], limits: Limits) -> list
         )
     if _are_rows(schema, instances):
         return _of_rows(schema, instances)
-    records = []
+    records, pixels = [], _Pixels(limits)
     for number, instance in enumerate(instances):
         try:
-            records.append(example_of(_values(schema, instance, limits)))
+            records.append(example_of(_values(schema, instance, pixels)))
         except InstanceError as error:
             raise InstanceError(f"instance {number}: {error}") from None
     return records
@@ -114,39 +131,41 @@ def _of_rows(schema: Schema, rows: Sequence[Any]) -> list[bytes]:
     )
     try:
         found = of_table(table, schema.features)
-    except TfdistError as error:
-        raise InstanceError(str(error)) from None
-    every = np.arange(found.num_records)
-    columns = {feature: found.columns[feature.name][every] for feature in schema.features}
-    if found.num_records != len(rows):
-        raise InstanceError("each instance must be a row that the training could have had")
-    return [
-        example_of(
-            {
-                feature: np.asarray(own[row]) if _is_number(feature) else own[row]
-                for feature, own in columns.items()
-            }
-        )
-        for row in range(len(rows))
-    ]
+        every = np.arange(found.num_records)
+        columns = {feature: found.columns[feature.name][every] for feature in schema.features}
+        if found.num_records != len(rows):
+            raise InstanceError("each instance must be a row that the training could have had")
+        return [
+            example_of(
+                {
+                    feature: np.asarray(own[row]) if _is_number(feature) else own[row]
+                    for feature, own in columns.items()
+                }
+            )
+            for row in range(len(rows))
+        ]
+    except TfdistError as error:  # It may show half a surrogate, which no answer can have.
+        raise InstanceError(str(error).encode(errors="replace").decode()) from None
+    except UnicodeError:
+        raise InstanceError("text must be Unicode without halves of surrogates") from None
 
 
 def _is_number(feature: Feature) -> bool:
     return feature.dtype != STRING and not feature.is_image
 
 
-def _values(schema: Schema, instance: Any, limits: Limits) -> dict[Feature, Any]:
+def _values(schema: Schema, instance: Any, pixels: _Pixels) -> dict[Feature, Any]:
     names = {feature.name for feature in schema.features}
     if len(names) == 1 and not (isinstance(instance, Mapping) and set(instance) == names):
-        return {schema.features[0]: _value(schema.features[0], instance, limits)}
+        return {schema.features[0]: _value(schema.features[0], instance, pixels)}
     if not isinstance(instance, Mapping) or set(instance) != names:
         raise InstanceError(f"must be an object with {', '.join(sorted(names))}")
-    return {feature: _value(feature, instance[feature.name], limits) for feature in schema.features}
+    return {feature: _value(feature, instance[feature.name], pixels) for feature in schema.features}
 
 
-def _value(feature: Feature, value: Any, limits: Limits) -> Any:
+def _value(feature: Feature, value: Any, pixels: _Pixels) -> Any:
     if feature.is_image:
-        return _photo(feature, value, limits)
+        return _photo(feature, value, pixels)
     if feature.dtype == STRING:
         return _strings(feature, value)
     if feature.classes is not None and isinstance(value, str):
@@ -203,7 +222,7 @@ def _array(feature: Feature, value: Any) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
-def _photo(feature: Feature, value: Any, limits: Limits) -> bytes:
+def _photo(feature: Feature, value: Any, pixels: _Pixels) -> bytes:
     """Returns the bytes of a photo, made anew where the training's shards would have had it so."""
     from tfdist.records.format.image_bytes import UNREADABLE, Image
     from tfdist.records.writing.images.files import header_of, rewritten
@@ -216,8 +235,7 @@ def _photo(feature: Feature, value: Any, limits: Limits) -> bytes:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Of large ones, which are counted here.
             with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-                if image.width * image.height > limits.pixels:
-                    raise InstanceError(f"a photo must have at most {limits.pixels} pixels")
+                pixels.add(image.width * image.height)
                 header = header_of(image)
                 if isinstance(header, str):
                     raise InstanceError(f"'{feature.name}': {header}")

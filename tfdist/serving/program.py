@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import OptionError, TfdistError
+from tfdist.errors import OptionError
 from tfdist.launch.events import emit
 from tfdist.runs import ranks
 
@@ -36,27 +38,51 @@ def serve(config: dict[str, Any]) -> None:
         if config["gate"] is not None:
             compared = _through_gate(server, served, Path(config["gate"]), door.token)
         if not server.is_stopped:
+            _listen(public, config["host"], config["port"])
             host, port = public.getsockname()[:2]
-            public.listen()
             emit({"event": "listening", "host": host, "port": port, "compared": compared})
             emit({"event": "serving"})
             server.serve(public)
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Returns a socket that nobody can connect to before it listens."""
-    try:
+    """Returns a socket that nobody can connect to before it listens, nor bind its address."""
+    with _of_a_free_address(host, port):
         kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(kind, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            return _socket(kind, address, is_shared=False)
+        except OSError:  # Perhaps of connections of an earlier server, which the system keeps.
+            return _socket(kind, address, is_shared=True)
+
+
+def _socket(kind: int, address: Any, *, is_shared: bool) -> socket.socket:
+    found = socket.socket(kind, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, is_shared)
         found.bind(address)
-    except OSError as error:
+    except OSError:
+        found.close()
+        raise
+    return found
+
+
+def _listen(public: socket.socket, host: str, port: int) -> None:
+    with _of_a_free_address(host, port):
+        # Its connections have it from here: they are not to keep the next server from the port.
+        public.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        public.listen()
+
+
+@contextlib.contextmanager
+def _of_a_free_address(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeError) as error:  # UnicodeError: of a name with an empty part.
         raise OptionError(
             "--host and --port must be an address of this machine that is free",
-            received=f"{host}:{port}: {error.strerror}",
+            received=f"{host}:{port}: {getattr(error, 'strerror', error)}",
             mend="Choose another, such as --port 0 for any",
         ) from None
-    return found
 
 
 def _through_gate(server: Any, served: Any, folder: Path, token: str | None) -> int:
@@ -64,13 +90,13 @@ def _through_gate(server: Any, served: Any, folder: Path, token: str | None) -> 
     from tfdist.serving.gate import compare
 
     found: list[int] = []
-    mistakes: list[TfdistError] = []
+    errors: list[Exception] = []
 
     def ask(port: int) -> None:
         try:
             found.append(compare(folder, f"http://{_LOOPBACK}:{port}", served.name, token))
-        except TfdistError as error:
-            mistakes.append(error)
+        except Exception as error:  # Whatever it is, what was not compared is not served.
+            errors.append(error)
         finally:
             server.stop()
 
@@ -79,9 +105,12 @@ def _through_gate(server: Any, served: Any, folder: Path, token: str | None) -> 
         port = private.getsockname()[1]
         threading.Thread(target=ask, args=(port,), daemon=True).start()
         server.serve(private)
-    if mistakes and not server.is_stopped:
-        raise mistakes[0]
-    return sum(found)
+    if server.is_stopped:
+        return 0
+    if errors:
+        raise errors[0]
+    assert found
+    return found[0]
 
 
 if __name__ == "__main__":

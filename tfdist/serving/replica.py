@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -32,6 +33,8 @@ class Replica(litserve.LitAPI):
         self._served = served
 
     def setup(self, device: str) -> None:
+        # Several replicas share a GPU, which the first would have alone.
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
         # Here, for the process that speaks HTTP has no TensorFlow.
         from tfdist.serving.handler import Handler
 

@@ -91,7 +91,8 @@ class Routes:
         return guarded
 
     def _check_token(self, request: Request) -> None:
-        if self._door.token is None or request.url.path in _OPEN:
+        # Not of request.url, which older Starlettes make of the header Host as well.
+        if self._door.token is None or request.scope["path"] in _OPEN:
             return
         shown = request.headers.get("authorization", "").encode(errors="replace")
         if not hmac.compare_digest(shown, f"Bearer {self._door.token}".encode()):
@@ -102,7 +103,8 @@ class Routes:
         begun = time.perf_counter()
         status = 500
         try:
-            response = await self._predicted(request)
+            with self._server.admitted():
+                response = await self._predicted(request)
             status = response.status_code
             return response
         except (RefusedError, UnavailableError) as error:
@@ -138,7 +140,8 @@ class Routes:
         return JSONResponse({"model_version_status": [version]})
 
     async def _metadata(self, request: Request) -> Response:
-        outputs = await self._server.ask(None)
+        with self._server.admitted():
+            outputs = await self._server.ask(None)
         inputs = {
             f.name: _tensor(STRING, ()) if f.is_image else _tensor(f.dtype, f.read_shape)
             for f in self._served.schema.features

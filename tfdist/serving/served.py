@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,9 @@ def find(
     (trained,) = evaluating.find([os.fspath(source_file)], model)
     weights = trained.weights
     name = name or (source if source.is_dir() else source.with_suffix("")).resolve().name
-    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+    if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name, re.ASCII):
         raise OptionError(
-            "the name of a model must be letters, digits, '-', '_' and '.'",
+            "the name of a model must be ASCII letters, digits, '-', '_' and '.'",
             received=repr(name),
             mend="Give another one: --name NAME",
         )

@@ -28,8 +28,10 @@ _END_S = 2.0
 # Within the time that whoever sends Ctrl-C leaves us: see ``launch.cleanup.TERM_GRACE_S``.
 _DRAIN_S = 3
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Requests that wait or are being answered: beyond, a client does better to ask later.
-_MOST_PENDING = 1024
+# Requests that are read, wait or are being answered: beyond, a client does better to ask later.
+_MOST_INSIDE = 1024
+# After the loss of a replica: longer than the queue may hand requests to it.
+_AGAIN_S = 2 * LOOK_S + 1.0
 _GONE = (None, LitAPIStatus.ERROR)
 
 
@@ -67,10 +69,11 @@ class Server(litserve.LitServer):
     ):
         self._add_routes = add_routes
         self._replica, self._timeout_s = replica, timeout_s
+        self._inside = 0
         self._pending: dict[str, _Pending] = {}
         self._alive: set[int] = set(range(replicas))
-        self._uvicorn: uvicorn.Server | None = None
-        self._is_stopped = threading.Event()
+        self._is_stopped, self._is_over = threading.Event(), threading.Event()
+        self._failure: Exception | None = None
         self.metrics = Metrics()
         super().__init__(
             replica,
@@ -129,8 +132,10 @@ class Server(litserve.LitServer):
 
     def _end(self) -> None:
         for process in self.inference_workers:
-            if process.is_alive():
-                self._get_request_queue(self._replica.api_path).put(STOP)
+            # Without the process that holds the queue they are killed below.
+            with contextlib.suppress(OSError, EOFError):
+                if process.is_alive():
+                    self._get_request_queue(self._replica.api_path).put(STOP)
         deadline = time.monotonic() + _END_S
         for process in self.inference_workers:
             process.join(max(0.0, deadline - time.monotonic()))
@@ -155,6 +160,13 @@ class Server(litserve.LitServer):
         self.app.response_queue_id = 0
         self._uvicorn = uvicorn.Server(config)
         self._uvicorn.run(sockets=[listening])
+        self._is_over.clear()
+        if self._failure is not None:
+            raise LaunchError(
+                "a server must reach its replicas",
+                received=repr(self._failure),
+                mend="See what has ended the process that holds their queue, and start anew",
+            )
         if not self._alive:
             raise LaunchError(
                 "a replica must be left to answer",
@@ -163,9 +175,8 @@ class Server(litserve.LitServer):
             )
 
     def stop(self) -> None:
-        """Has ``serve`` return, when what it has is answered."""
-        assert self._uvicorn is not None
-        self._uvicorn.should_exit = True
+        """Has ``serve`` return, or the next one, when what it has is answered."""
+        self._is_over.set()
 
     @property
     def is_stopped(self) -> bool:
@@ -195,14 +206,25 @@ class Server(litserve.LitServer):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    @contextlib.contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Encloses a request, from before its body is read. Raises UnavailableError: too many."""
+        if not self._alive or self._inside >= _MOST_INSIDE:
+            raise UnavailableError(503, "no replica is free: ask again later")
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+
     async def ask(self, records: list[bytes] | None) -> Any:
         """Returns what a replica says of some records; of None, what its outputs are.
+
+        To be called within ``admitted``.
 
         Raises:
             UnavailableError: none can answer now, or not in time.
         """
-        if not self._alive or len(self._pending) >= _MOST_PENDING:
-            raise UnavailableError(503, "no replica is free: ask again later")
         uid = str(uuid.uuid4())
         pending = _Pending(records, ResponseBufferItem(asyncio.Event()))
         self._pending[uid] = pending
@@ -231,22 +253,29 @@ class Server(litserve.LitServer):
         await asyncio.to_thread(queue.put, (0, uid, time.monotonic(), records))
 
     async def _watch(self) -> None:
-        """Repeats once what a replica had when it ended; the server ends with the last one."""
+        """Has the server end when it is to, or when nobody could."""
+        try:
+            await self._look_after_replicas()
+        except Exception as error:
+            self._failure = error
+        self._uvicorn.should_exit = True
+
+    async def _look_after_replicas(self) -> None:
+        """Repeats once what a replica had when it ended; returns with the last one."""
         again_at = float("inf")
-        while True:
+        # A signal may have come before uvicorn's own handlers were there.
+        while self._alive and not self.is_stopped and not self._is_over.is_set():
             lost = {n for n in self._alive if not self.inference_workers[n].is_alive()}
             self._alive -= lost
             for number in lost:
                 code = self.inference_workers[number].exitcode
                 text = f"tfdist: replica {number} ended with code {code}; {self.replicas} left"
                 print(text, file=sys.stderr, flush=True)
-            # For so long the queue may still hand a request to one that has ended.
+            # For a look the queue may still hand a request to one that has ended.
             is_over = not lost and time.monotonic() > again_at
             if lost or is_over:
-                again_at = float("inf") if is_over else time.monotonic() + LOOK_S + _POLL_S
+                again_at = float("inf") if is_over else time.monotonic() + _AGAIN_S
                 await self._repeat(lost)
-            if not self._alive:
-                self.stop()
             await asyncio.sleep(_POLL_S)
 
     async def _repeat(self, lost: set[int]) -> None:

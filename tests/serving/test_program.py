@@ -1,0 +1,124 @@
+"""The door and the gate of a server, without one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from starlette.datastructures import URL
+from starlette.requests import Request
+
+from tfdist.errors import OptionError
+from tfdist.serving import gate, program
+from tfdist.serving.bodies import RefusedError
+from tfdist.serving.replica import Replica
+from tfdist.serving.routes import Door, Routes
+from tfdist.serving.server import Server, UnavailableError
+
+
+class _Server:
+    """Ends when it is to."""
+
+    def __init__(self, *, is_stopped: bool):
+        self.is_stopped, self._is_over = is_stopped, threading.Event()
+
+    def serve(self, listening) -> None:
+        assert self._is_over.wait(20)
+
+    def stop(self) -> None:
+        self._is_over.set()
+
+
+class _Served:
+    name = "model"
+
+
+def test_a_gate_that_fails_in_any_way_lets_nobody_in(tmp_path):
+    """What is to be compared is not there."""
+    with pytest.raises(FileNotFoundError):
+        program._through_gate(_Server(is_stopped=False), _Served, tmp_path, None)
+    assert program._through_gate(_Server(is_stopped=True), _Served, tmp_path, None) == 0
+
+
+def test_the_gate_expects_what_json_can_say(tmp_path):
+    """bfloat16 as an npz has it, a number of half the bits of float32; and null for infinity."""
+    rows = np.array([[1.5, -np.inf, np.nan, 0.1]], ml_dtypes.bfloat16)
+    np.savez(tmp_path / "expected.npz", a=rows)
+    with np.load(tmp_path / "expected.npz") as found:
+        assert found["a"].dtype.kind == "V"
+        read = gate._as_answered(found["a"])
+    np.testing.assert_array_equal(read, [[1.5, np.nan, np.nan, 0.10009765625]])
+    np.testing.assert_array_equal(gate._as_answered(np.array([3, 4])), [3.0, 4.0])
+
+
+def test_an_address_is_held_before_it_listens():
+    with program._bound("127.0.0.1", 0) as held:
+        port = held.getsockname()[1]
+        with pytest.raises(OptionError, match=f"found 127.0.0.1:{port}: Address already in use"):
+            program._bound("127.0.0.1", port)
+        program._listen(held, "127.0.0.1", port)
+        with pytest.raises(OptionError, match="must be an address of this machine that is free"):
+            program._bound("127.0.0.1", port)
+    with pytest.raises(OptionError, match=r"a\.\.b:80"):
+        program._bound("a..b", 80)
+
+
+def test_the_header_host_opens_no_address(monkeypatch):
+    """As older Starlettes read it: what follows in it, is the path."""
+    monkeypatch.setattr(Request, "url", property(lambda request: URL("http://a/healthz?/metrics")))
+    routes = Routes(_Served, Door(token="secret"))
+    scope = {"type": "http", "method": "GET", "query_string": b"", "server": ("h", 80)}
+    host = (b"host", b"a/healthz?")
+    with pytest.raises(RefusedError, match="must show the token"):
+        routes._check_token(Request({**scope, "path": "/metrics", "headers": [host]}))
+    shown = (b"authorization", b"Bearer secret")
+    routes._check_token(Request({**scope, "path": "/metrics", "headers": [host, shown]}))
+    routes._check_token(Request({**scope, "path": "/healthz", "headers": []}))
+
+
+@pytest.fixture
+def server() -> Server:
+    """One that has never been started, with a process that is there."""
+    found = Server(Replica({}, 2, 0.0), 1, 1.0, lambda *_: None)
+    found.inference_workers = [SimpleNamespace(is_alive=lambda: True, exitcode=None)]
+    found._uvicorn = SimpleNamespace(should_exit=False)
+    return found
+
+
+def _watched(server: Server) -> None:
+    asyncio.run(asyncio.wait_for(server._watch(), 20))
+    assert server._uvicorn.should_exit
+
+
+def test_a_server_ends_that_was_to_end_before_it_began(server):
+    server.stop()
+    _watched(server)
+    assert server._failure is None
+    assert not server.is_stopped  # By no signal: what follows the gate is served.
+
+
+def test_a_server_ends_when_it_cannot_look_after_its_replicas(server):
+    async def put(*_) -> None:
+        raise BrokenPipeError
+
+    server.inference_workers[0].is_alive = lambda: False
+    server._alive = {0, 1}
+    server.inference_workers.append(SimpleNamespace(is_alive=lambda: True))
+    item = SimpleNamespace(event=asyncio.Event(), worker_id=None)
+    server._pending["one"] = SimpleNamespace(records=None, item=item, is_repeated=False)
+    server._put = put
+    _watched(server)
+    assert isinstance(server._failure, BrokenPipeError)
+
+
+def test_requests_are_counted_before_they_are_read(server, monkeypatch):
+    monkeypatch.setattr("tfdist.serving.server._MOST_INSIDE", 1)
+    refused = pytest.raises(UnavailableError, match="ask again later")
+    with server.admitted(), refused, server.admitted():
+        pass
+    with server.admitted():
+        pass
