@@ -19,7 +19,8 @@ def test_parts_become_the_file_and_a_missing_one_is_one_line(tfdist, tmp_path):
         lines = "".join(f"{row}\r\n" for row in rows)
         part.path_of(output).write_bytes(f"row\r\n{lines}".encode())
         told = {"predictions": ((len(rows), 1), "float32")}
-        write_note(part.path_of(output), share, told, {"model": "m", "data": "d"}, {"data": "a b"})
+        digests = {"model": "m", "function": "f", "trained_on": "t", "data": "d"}
+        write_note(part.path_of(output), share, told, digests, {"data": "a b"})
         if part.number == 1:
             code, out, err = tfdist("merge", str(output))
             assert (code, out, err.count("\n")) == (2, "", 1)
