@@ -318,7 +318,7 @@ def test_what_a_rank_left_that_was_killed_while_it_traced_is_removed(tmp_path, m
     folder = RunFolder(tmp_path / "run")
 
     def half_trace() -> None:
-        left = places.run_of(folder.traces) / f"{places.UNFINISHED}abcd_123"
+        left = places.run_of(folder.traces) / f"{places.unfinished_of(1)}abcd_123"
         left.mkdir(parents=True)
         (left / "some.xplane.pb").write_text("half")
 
@@ -332,12 +332,12 @@ def test_what_a_rank_left_that_was_killed_while_it_traced_is_removed(tmp_path, m
     with folder.taken(CONFIG):
         half_trace()
         write_epoch(folder, "first")
-    assert not list(folder.path.rglob(f"{places.UNFINISHED}*"))
+    assert not list(folder.path.rglob(".tracing-*"))
     with folder.taken(CONFIG, overwrite=True):
         half_trace()
         write_epoch(folder, "second")
         folder.replace_earlier()
-    assert not list(folder.path.rglob(f"{places.UNFINISHED}*"))
+    assert not list(folder.path.rglob(".tracing-*"))
     assert folder.history.read_text() == "second"
 
 
