@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
 from tfdist.errors import OptionError
@@ -15,7 +12,6 @@ from tfdist.planning.report import make_plan
 from tfdist.runs.checking import check_plan
 from tfdist.runs.needs import find_needs
 
-_ROOT = Path(__file__).parents[2]
 _MODEL = """
 from tensorflow import keras
 
@@ -30,15 +26,12 @@ _ROWS = 512
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_told_bytes_are_shown_beside_those_of_a_step(tmp_path, monkeypatch):
-    (tmp_path / "model.py").write_text(_MODEL)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(_ROOT), prepend=os.pathsep)
+def test_told_bytes_are_shown_beside_those_of_a_step(model):
     asked = [Candidate("single"), Candidate("mirrored", {}, 2), Candidate("horovod", {}, 2)]
-    found = find_needs("model.py:model_fn", [each.traced for each in asked], rows=_ROWS)
+    found = find_needs(model, [each.traced for each in asked], rows=_ROWS)
     cluster = DeviceTable.load().cluster("cpu:2")
     made = make_plan(asked, found, cluster, _ROWS, speed=Speed(), several="horovod")
-    checks = check_plan("model.py:model_fn", made)
+    checks = check_plan(model, made)
     assert [check.name for check in checks] == ["single", "mirrored"]
     for check, row in zip(checks, made.rows, strict=False):
         assert check.told == row.peak

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
 from tfdist.errors import OptionError, SilentError
@@ -12,7 +9,6 @@ from tfdist.runs import largest_batch
 from tfdist.runs.largest_batch import Try, find_batch
 
 pytestmark = pytest.mark.timeout(180)
-_ROOT = Path(__file__).parents[2]
 # A row of 1 MB, and more than that to be kept of it.
 _MODEL = """
 from tensorflow import keras
@@ -26,14 +22,6 @@ def model_fn():
     model.compile("sgd", "mse")
     return model
 """
-
-
-@pytest.fixture
-def model(tmp_path, monkeypatch):
-    (tmp_path / "model.py").write_text(_MODEL)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(_ROOT), prepend=os.pathsep)
-    return "model.py:model_fn"
 
 
 def test_a_batch_is_doubled_until_the_most_is_reached(model, monkeypatch):

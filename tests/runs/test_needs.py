@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from pathlib import Path
@@ -26,14 +25,6 @@ def model_fn():
     model.compile("adam", "mse")
     return model
 """
-
-
-@pytest.fixture
-def model(tmp_path, monkeypatch):
-    (tmp_path / "model.py").write_text(_MODEL)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(_ROOT), prepend=os.pathsep)
-    return "model.py:model_fn"
 
 
 def test_a_rank_needs_its_weights_and_its_share_of_the_rows(model):

@@ -1,11 +1,7 @@
-"""A training's newest numbers as Prometheus' text format, for node_exporter's textfile collector.
-
-https://prometheus.io/docs/instrumenting/exposition_formats
-"""
+"""A training's newest numbers for Prometheus, as a file of node_exporter's textfile collector."""
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections import defaultdict
@@ -13,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import OptionError
+from tfdist.runs import prometheus
 from tfdist.runs.resource_log import SOURCES
 from tfdist.training.engine.failure_notices import ToldOnce
 
@@ -119,18 +116,7 @@ class MetricsFile:
             rows += [({}, self._values[name])] if name in self._values else []
             if rows:
                 kind = "counter" if name.endswith("_total") else "gauge"
-                lines += [f"# HELP {_PREFIX}_{name} {meaning}", f"# TYPE {_PREFIX}_{name} {kind}"]
-            for labels, value in rows:
-                told = (f'{k}="{_escaped(v)}"' for k, v in (self._labels | labels).items())
-                lines.append(f"{_PREFIX}_{name}{{{','.join(told)}}} {_number(value)}")
+                lines += prometheus.head(f"{_PREFIX}_{name}", kind, meaning)
+            rows = [(self._labels | labels, value) for labels, value in rows]
+            lines += prometheus.numbers(f"{_PREFIX}_{name}", rows)
         return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _number(value: float) -> str:
-    if math.isfinite(value):
-        return repr(value)
-    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"

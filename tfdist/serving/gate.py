@@ -123,6 +123,7 @@ def compare(folder: Path, address: str, name: str, token: str | None) -> int:
     headers = {"Content-Type": "application/json"}
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     for number, instance in enumerate(asked["instances"]):
         place = f"record {number} of the {asked['split']} split"
         request = urllib.request.Request(
@@ -130,7 +131,6 @@ def compare(folder: Path, address: str, name: str, token: str | None) -> int:
             json.dumps({"inputs": _columns(instance)}).encode(),
             headers,
         )
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with direct.open(request, timeout=_WAIT_S) as response:
                 outputs = json.load(response)["outputs"]

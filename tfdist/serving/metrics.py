@@ -1,10 +1,13 @@
-"""What is counted of a server, in the text format of Prometheus (version 0.0.4)."""
+"""What is counted of a server, for Prometheus."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from tfdist.runs import prometheus
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -23,14 +26,12 @@ class Histogram:
         self._sum += value
 
     def lines(self) -> Iterator[str]:
-        yield f"# HELP {self._name} {self._text}"
-        yield f"# TYPE {self._name} histogram"
-        total = 0
-        for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
-            total += count
-            yield f'{self._name}_bucket{{le="{bound}"}} {total}'
-        yield f"{self._name}_sum {self._sum}"
-        yield f"{self._name}_count {total}"
+        yield from prometheus.head(self._name, "histogram", self._text)
+        totals = list(accumulate(self._counts))
+        bounds = ({"le": bound} for bound in (*self._bounds, "+Inf"))
+        yield from prometheus.numbers(f"{self._name}_bucket", zip(bounds, totals, strict=True))
+        yield from prometheus.numbers(f"{self._name}_sum", [({}, self._sum)])
+        yield from prometheus.numbers(f"{self._name}_count", [({}, totals[-1])])
 
 
 class Metrics:
@@ -52,17 +53,14 @@ class Metrics:
             replicas: processes that answer.
         """
         lines = [*self.seconds.lines(), *self.batches.lines()]
-        lines += ["# HELP tfdist_requests_total Answers to predict requests, by status."]
-        lines += ["# TYPE tfdist_requests_total counter"]
-        lines += [
-            f'tfdist_requests_total{{code="{code}"}} {n}'
-            for code, n in sorted(self.answers.items())
-        ]
-        for name, kind, text, value in (
-            ("retried_total", "counter", "Requests given to another replica.", self.retried),
-            ("queue_length", "gauge", "Requests that no replica has taken yet.", waiting),
-            ("replicas", "gauge", "Processes that answer.", replicas),
+        answers = [({"code": code}, count) for code, count in sorted(self.answers.items())]
+        retried, queued = [({}, self.retried)], [({}, waiting)]
+        for name, kind, text, rows in (
+            ("requests_total", "counter", "Answers to predict requests, by status.", answers),
+            ("retried_total", "counter", "Requests given to another replica.", retried),
+            ("queue_length", "gauge", "Requests that no replica has taken yet.", queued),
+            ("replicas", "gauge", "Processes that answer.", [({}, replicas)]),
         ):
-            lines += [f"# HELP tfdist_{name} {text}", f"# TYPE tfdist_{name} {kind}"]
-            lines += [f"tfdist_{name} {value}"]
+            lines += prometheus.head(f"tfdist_{name}", kind, text)
+            lines += prometheus.numbers(f"tfdist_{name}", rows)
         return "\n".join(lines) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from tfdist.records.buckets.urls import refuse_url
 from tfdist.runs.files import replacing, write_json
 from tfdist.training.engine.folder_lock import FolderLock
 from tfdist.tuning import study
+from tfdist.tuning.request import Search
 
 if TYPE_CHECKING:
     from tfdist.tuning.rows import TrialRow
@@ -107,7 +109,8 @@ class SearchFolder:
                 received=f"an error: {error}",
                 mend="Search anew in another folder",
             ) from None
-        before = {"pruner": "halving"} | before  # Before there was another.
+        # An earlier tfdist did not have all of them: what it did is the default.
+        before = {each.name: each.default for each in dataclasses.fields(Search)} | before
         changed = [name for name in settings if before.get(name) != settings[name]]
         if changed:
             raise OptionError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import OptionError, spelt, unknown_choice
+from tfdist.errors import OptionError, spelt
 from tfdist.launch.jobs import Where
 from tfdist.runs import monitors
 from tfdist.runs.settings import Settings
@@ -125,8 +125,6 @@ class Request:
             TfdistError: something that cannot hold, in whatever trial.
         """
         check_values(self.search)
-        if self.search.pruner not in PRUNERS:
-            raise unknown_choice("pruner", self.search.pruner, PRUNERS)
         name = self.monitor["monitor"]
         splits = find_splits(self.data)
         if name.startswith("val_") and self.search.folds is None and "validation" not in splits:

@@ -72,7 +72,7 @@ def picked(table: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_values(table: Any) -> None:
     """Raises:
-    OptionError: an option is of another type than its field, or too small.
+    OptionError: an option is of another type than its field, too small, or none of its choices.
     """
     hints = get_type_hints(type(table))
     for each in fields(table):
@@ -92,6 +92,9 @@ def check_values(table: Any) -> None:
                 received=repr(value),
                 mend=f"Give such a value, or leave {each.name} out",
             )
+        choices = each.metadata.get("choices")
+        if choices and value not in choices:
+            raise unknown_choice(each.name, value, choices)
 
 
 class OfBatchNorm(str):
