@@ -6,3 +6,4 @@ from tfdist.export.smaller.decomposing import decompose as decompose
 from tfdist.export.smaller.distillation import distill as distill
 from tfdist.export.smaller.pruning import prune as prune
 from tfdist.export.smaller.rounding import quantize_aware as quantize_aware
+from tfdist.export.versions import tf_serving as tf_serving
