@@ -13,6 +13,7 @@ from tfdist.planning.devices import DeviceTable
 from tfdist.planning.needs import Needs
 from tfdist.planning.plan import Speed, make_rows, messages_of, of_all_copies
 from tfdist.planning.report import make_plan
+from tfdist.planning.scaling import scale
 from tfdist.planning.step_time import Overlap
 
 TABLE = DeviceTable.load()
@@ -285,3 +286,16 @@ def test_a_cpu_is_a_host_where_hosts_are_added():
     scaling = plan_of("cpu:2").scaling
     assert [point.hosts for point in scaling.points[:3]] == [1, 2, 4]
     assert scaling.points[1].grown_efficiency > 0.9
+
+
+def test_more_devices_do_not_make_shorter_what_is_fixed():
+    one, two = Candidate("single"), Candidate("horovod", {}, 2)
+    needs = needs_of(one)
+    cluster = TABLE.cluster("v100:2")
+    plain = make_rows([one, two], [needs, needs], cluster, 64, Speed())
+    slow = make_rows([one, two], [needs, needs], cluster, 64, Speed(fixed_s=5.0))
+    for before, after in zip(plain, slow, strict=True):
+        assert after.compute_s == pytest.approx(before.compute_s + 5.0)
+    assert slow[1].speed_up < 1.1 < plain[1].speed_up
+    points = scale(needs, cluster, 64, Speed(fixed_s=5.0), "horovod").points
+    assert points[1].step_s == pytest.approx(slow[1].step_s)

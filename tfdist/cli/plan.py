@@ -54,7 +54,7 @@ Examples:
 @click.option(
     "--profile",
     metavar="DIR",
-    help="Shards: two short trainings here, on one and on two processes, measure what else is a "
+    help="Shards: short trainings here, on one process and on two, measure what else is a "
     "default: how fast a device computes, and what it does at the same time.",
 )
 @click.option(

@@ -21,10 +21,13 @@ class Speed:
         share_of_peak: what was measured that a device reaches of its data sheet; None: what is
             usual.
         overlap: of computing and messages.
+        fixed_s: what was measured of a step that neither more rows nor more devices change: its
+            start, and the update of the weights.
     """
 
     share_of_peak: float | None = None
     overlap: Overlap = field(default_factory=Overlap)
+    fixed_s: float = 0.0
 
     def of(self, cluster: Cluster, half: float) -> float:
         """Returns operations a second of one device, of which the share ``half`` is in 16 bits."""
@@ -164,13 +167,13 @@ def compute_seconds(
     needs: Needs, candidate: Candidate, cluster: Cluster, rows: int, speed: Speed
 ) -> float:
     """Returns the seconds of computing of a step: operations over those that all devices do in a
-    second; of a pipeline, with the time in which its stages wait."""
+    second; of a pipeline, with the time in which its stages wait; and what is fixed."""
     rate = speed.of(cluster, needs.half)
     seconds = (needs.flops + needs.flops_per_row * rows) / candidate.devices / rate
     if candidate.strategy == "pipeline":
         options = candidate.options
         seconds /= 1 - bubble(options["stages"], options["microbatches"])
-    return seconds
+    return speed.fixed_s + seconds
 
 
 def messages_of(needs: Needs, candidate: Candidate, cluster: Cluster, rows: int) -> Sent:

@@ -15,7 +15,6 @@ from tfdist.planning.step_time import HOROVOD_BUCKET
 MOST = 1024
 #: An added device that gives less than this share of the first one's speed does not pay.
 PAYS = 0.5
-_ONE = Candidate("single")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,8 @@ def scale(needs: Needs, cluster: Cluster, rows: int, speed: Speed, several: str)
 
     def seconds(devices: int, of: int) -> float:
         own = cluster.of(devices)
-        compute = compute_seconds(needs, _ONE, own, of, speed) / devices
+        replicas = Candidate("single", devices=devices)
+        compute = compute_seconds(needs, replicas, own, of, speed)
         # One process sends all of its gradients together.
         sent = summed(needs.gradients, own, bucket if own.hosts > 1 else None)
         return speed.overlap.step_seconds(compute, sent.seconds, sent.buckets)

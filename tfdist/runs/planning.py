@@ -43,9 +43,9 @@ def plan(
             halves of this machine; or hosts of AWS, as "p4d.24xlarge:2".
         global_batch_size: rows in one step, over all devices.
         device_file: YAML of devices, links and instances of your own, in the form of tfdist's.
-        profile: shards as ``tfdist.train`` takes them: two short trainings here, on one and on two
-            processes, measure how fast a device computes and what it does at the same time. None:
-            both are defaults.
+        profile: shards as ``tfdist.train`` takes them: short trainings here, on one process and on
+            two, measure how fast a device computes, what rows do not change, and what is done at
+            the same time. None: defaults.
         find_batch: whether to try the largest batch of the row that is recommended, on the devices
             here: ``found_batch``. Each try is a short training in processes that may die.
         on_event: is told what the processes say.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from tfdist.errors import OptionError, spelt
@@ -43,7 +44,8 @@ def measure(
     """Returns how fast a device computes and what it does at the same time, and how that was found.
 
     On GPUs a process has one, and half of a global batch where there are two. On CPUs one process
-    has all cores, of which two have half each: both take whole global batches.
+    has all cores, of which two have half each: both take whole global batches. One process alone
+    takes a quarter of its rows as well: what a row adds is computing, the rest of a step is fixed.
 
     Args:
         train: the split that is trained on, see ``find_splits``.
@@ -55,16 +57,31 @@ def measure(
     is_cpu = cluster.device.name == CPU
     of_one = rows if is_cpu else max(1, rows // 2)
     of_two = rows if is_cpu else 2 * of_one
-    alone = _step_seconds(model, train, of_one, Where(strategy="single", options={}, workers=1))
+    few = max(1, of_one // 4)
+    one = Where(strategy="single", options={}, workers=1)
+    alone, least = (_step_seconds(model, train, count, one) for count in (of_one, few))
     together = _step_seconds(model, train, of_two, Where(strategy=several, options={}, workers=2))
     peak = Speed(share_of_peak=1.0).of(cluster.of(1), needs.half)
-    share = (needs.flops + needs.flops_per_row * of_one) / alone / peak
+    fixed = fixed_seconds({few: least, of_one: alone})
+    share = (needs.flops + needs.flops_per_row * of_one) / (alone - fixed) / peak
     sending = messages.ring(needs.gradients, 2, cluster.link)
     told = (
-        f"{of_one:,} rows on one process in {alone * 1e3:.3g} ms, {of_two:,} on two of {several} "
-        f"in {together * 1e3:.3g} ms"
+        f"{few:,} and {of_one:,} rows on one process in {least * 1e3:.3g} and "
+        f"{alone * 1e3:.3g} ms, {of_two:,} on two of {several} in {together * 1e3:.3g} ms"
     )
-    return Speed(share, fit_overlap(alone, together, sending)), told
+    return Speed(share, fit_overlap(alone, together, sending), fixed), told
+
+
+def fixed_seconds(measured: Mapping[int, float]) -> float:
+    """Returns the seconds of a step that its rows do not change, at least 0.
+
+    Args:
+        measured: rows -> seconds of a step, of few rows and of many. Where these take no longer,
+            as noise can have it, nothing tells the two apart, and all of it counts as computing.
+    """
+    few, many = sorted(measured)[0], sorted(measured)[-1]
+    of_row = (measured[many] - measured[few]) / max(1, many - few)
+    return max(0.0, measured[few] - of_row * few) if of_row > 0 else 0.0
 
 
 def _step_seconds(model: str, train: str, rows: int, where: Where) -> float:
