@@ -16,6 +16,9 @@ _apart = functools.partial(apart.call, "benchmarks.plan")
 _SINGLE: tuple[str, dict[str, Any]] = ("single", {})
 # Kept apart by what they hold: activations of products, of convolutions, of attention; weights.
 _MODELS = ("stack", "convnet", "gpt", "wide")
+# Those on which strategies that divide a model prove themselves, and built-in workloads: rows.
+_PROOF_MODELS = ("mlp", "convnet", "transformer", "vit", "resnet50v2")
+_WORKLOADS = {"mlp": 64, "transformer": 32, "resnet50v2": 16, "resnet152v2": 8}
 _STRATEGIES = (
     ("mirrored", {"devices": 2}),
     ("pipeline", {"stages": 2}),
@@ -36,7 +39,9 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     if quick:
         cases = [("stack", *_SINGLE)]
     else:
-        cases = [(model, *_SINGLE) for model in _MODELS]
+        models = [f"proof {name}" for name in _PROOF_MODELS]
+        models += [f"workload {name}" for name in _WORKLOADS]
+        cases = [(model, *_SINGLE) for model in (*_MODELS, *models)]
         cases += [("stack", name, options) for name, options in _STRATEGIES]
     rows = []
     for model, name, options in cases:
@@ -79,6 +84,16 @@ def told_and_measured(model: str, strategy: str, options: dict[str, Any]) -> dic
 
 def _model(name: str) -> tuple[Callable[[], Any], int]:
     """Returns a function that makes a model, and the rows of its global batch."""
+    kind, _, known = name.partition(" ")
+    if kind == "proof":
+        from tests.conformance import conformance_models
+
+        proof = getattr(conformance_models, known)()
+        return proof.model_fn, proof.global_batch_size
+    if kind == "workload":
+        from tfdist.benching import workloads
+
+        return getattr(workloads, known), _WORKLOADS[known]
     import tensorflow as tf
 
     keras = tf.keras

@@ -298,4 +298,4 @@ def test_more_devices_do_not_make_shorter_what_is_fixed():
         assert after.compute_s == pytest.approx(before.compute_s + 5.0)
     assert slow[1].speed_up < 1.1 < plain[1].speed_up
     points = scale(needs, cluster, 64, Speed(fixed_s=5.0), "horovod").points
-    assert points[1].step_s == pytest.approx(slow[1].step_s)
+    assert points[1].step_s == pytest.approx(slow[1].step_s, rel=1e-3)  # Messages apart.
