@@ -76,6 +76,7 @@ SHORT = (
     "evaluate-mlp",
     "evaluate-dict_outputs",
     "evaluate-own_loss",
+    "evaluate-super_loss",
     "predict-two_inputs",
     "predict-list_outputs",
     "predict-saturated",
@@ -86,7 +87,7 @@ SHORT = (
 )
 _INPUTS = {"two_inputs": "a dict"}
 _OUTPUTS = {"dict_outputs": "a dict", "saturated": "a dict", "list_outputs": "a list"}
-_LOSS = {"own_loss": "its own", "super_loss": "its own"}
+_LOSS = {"own_loss": "its own", "super_loss": "more"}
 
 
 def met(case: str) -> set[tuple[str, ...]]:

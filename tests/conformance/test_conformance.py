@@ -242,7 +242,10 @@ ROWS = (
         num_replicas=2,
         batches="two_processes",
         leaves_out=_AS_ON_MIRRORED,
-        short=(*cases.SHORT, "train-mlp-tail_of_1-momentum", "predict-dict_outputs"),
+        short=(
+            *(*cases.SHORT, "train-mlp-tail_of_1-momentum"),
+            *("predict-convnet", "predict-dict_outputs"),
+        ),
     ),
     Row(
         strategy="multi_worker",
