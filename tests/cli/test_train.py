@@ -335,9 +335,9 @@ def test_a_mistake_that_a_rank_finds_is_one_line_too(train, model, options, word
 @pytest.mark.parametrize(
     ("model", "frames", "line"),
     [
-        ("breaks", ["in breaks"], "RuntimeError: a fault of the user's own."),
         ("breaks_in_a_step", ["in call"], "ZeroDivisionError: within a layer."),
         *long(
+            ("breaks", ["in breaks"], "RuntimeError: a fault of the user's own."),
             ("breaks_in_a_function", ["in strike"], "OSError: within a step."),
             ("another_loss", [], "labels must have a shape that the compiled loss takes"),
             ("with_a_loss_that_breaks", ["in wrong_loss"], "ValueError: no such labels."),

@@ -235,6 +235,7 @@ def test_mistakes_in_paths(trained, tmp_path):
     assert (tmp_path / "text.keras").read_text() == "no model"
 
 
+@pytest.mark.long
 def test_an_older_export_is_replaced(trained, tmp_path):
     path = tmp_path / "digits.tflite"
     for options in ({}, {"format": "c"}, {"quantize": "dynamic"}):

@@ -61,7 +61,7 @@ def a_program_enters_it_again(strategy, folder):
         tfdist.strategy("multi_worker", communication="ring").start()
 
 
-@scenario
+@scenario(long=True)
 def a_model_made_outside_is_cloned(strategy, folder):
     model = strategy.build(model_fn())
     assert type(model.distribute_strategy) is tf.distribute.MultiWorkerMirroredStrategy
