@@ -43,7 +43,7 @@ def an_exact_model(strategy, folder):
     assert sum(layer.size for layer in report.layers) == 5 * 8 + 8 + 8 * 3 + 3
 
 
-@scenario
+@scenario(long=True)
 def a_compiled_model(strategy, folder):
     model = model_of(dense, optimizer="sgd")()
     before = model.get_weights()
@@ -94,7 +94,7 @@ class Noisy(layers.Layer):
         return x + 0.5 * keras.backend.random_normal(tf.shape(x))
 
 
-@scenario
+@scenario(long=True)
 def a_layer_of_ones_own_that_draws_is_named(strategy, folder):
     model_fn = model_of(dense, lambda: layers.Dropout(0.5, name="drops"), lambda: Noisy(name="n"))
     with contextlib.redirect_stdout(io.StringIO()) as said:
@@ -165,7 +165,7 @@ class KnowsItsReplica(layers.Layer):
         return x * (1 + tf.cast(number, x.dtype))
 
 
-@scenario
+@scenario(long=True)
 def rounding_that_grows_is_no_fault(strategy, folder):
     """The sign of a gradient that only rounding makes, of a bias before BatchNormalization."""
     normed = lambda: layers.Dense(8), layers.BatchNormalization
@@ -210,7 +210,7 @@ def what_is_exact_needs_no_explanation(strategy, folder):
     assert report.explanation is None
 
 
-@scenario
+@scenario(long=True)
 def scaled_rates_are_compared_like_for_like(strategy, folder):
     scaled = tfdist.strategy("mirrored", devices=2, lr_scaling="linear", warmup_epochs=1)
     scaled.start()

@@ -199,6 +199,7 @@ def test_two_ranks_interrupted_and_resumed_reach_the_weights_of_an_unbroken_run(
 
 
 @pytest.mark.timeout(_TIMEOUT_S)
+@pytest.mark.long
 def test_two_hosts_share_keys_through_pipes(cloud):
     sharded = "{distribution: ShardedByS3Key, mode: Pipe}"
     changes = (

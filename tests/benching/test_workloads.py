@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiers import long
 
 from tfdist.benching import workloads
 from tfdist.errors import DataError, OptionError
@@ -14,7 +15,7 @@ from tfdist.records import load_manifest, read
 from tfdist.training.engine import model_path
 
 
-@pytest.mark.parametrize("name", ["mlp", "transformer"])
+@pytest.mark.parametrize("name", ["mlp", *long("transformer")])
 def test_a_model_learns_the_data_that_go_with_it(name, tmp_path):
     data = workloads.write_data(workloads.MODELS[name], 1200, tmp_path)
     splits = load_manifest(data).splits

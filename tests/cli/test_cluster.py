@@ -196,6 +196,7 @@ def test_what_an_evaluator_cannot_do_is_one_line(run_cli, model_file, shards, tm
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_script_on_two_hosts_of_sagemaker(model_file, shards, tmp_path):
     hosts = ["127.0.0.2", "127.0.0.3"]  # Two names of this machine.
     environs = [{"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": host} for host in hosts]

@@ -12,6 +12,7 @@ import time
 
 import psutil
 import pytest
+from tiers import long
 
 from tfdist.launch import programs
 
@@ -60,7 +61,7 @@ def test_ranks_of_a_divided_model_are_started_as_its_replicas_say(run_cli, scrip
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(
-    ("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 137)]
+    ("end", "code"), [("sys.exit(3)", 3), *long(("os.kill(os.getpid(), signal.SIGKILL)", 137))]
 )
 def test_the_first_failing_rank_gives_the_exit_code(run_cli, script, traces, how, end, code):
     command = script(f"print('rank', rank, flush=True)\nif rank == 1: {end}\ntime.sleep(600)")
@@ -80,7 +81,7 @@ def arguments_of(process: psutil.Process) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)]
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), *long((signal.SIGKILL, -9))]
 )
 @pytest.mark.parametrize("how", HOW)
 def test_nothing_outlives_a_signal(script, traces, tmp_path, how, number, code):

@@ -52,6 +52,7 @@ def expected(shards, trained):
     return model.predict(batches.map(lambda x, *_: x), verbose=0)
 
 
+@pytest.mark.long
 def test_two_ranks_predict_what_one_device_does(predict, expected, tmp_path):
     ranks = ("--strategy", "horovod", "--workers", "2")
     done = predict("--output", "found.npz", *ranks, "--global-batch-size", 7)

@@ -20,9 +20,9 @@ def verify(run_cli, shards, model_file):
 @pytest.mark.parametrize(
     "options",
     [
-        ("--strategy", "mirrored", "-o", "devices=2"),
         ("--strategy", "horovod", "--workers", "2"),
         *long(
+            (("--strategy", "mirrored", "-o", "devices=2"),),
             (("--strategy", "pipeline", "-o", "replicas=multi_worker", "--workers", "2"),),
             (("--strategy", "mesh", "-o", "model=2", "-o", "replicas=horovod", "--workers", "2"),),
         ),
@@ -66,6 +66,7 @@ def test_a_mistake_is_one_line(verify):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.long
 def test_an_asynchronous_strategy_is_checked_by_its_loss(verify):
     done = verify("--strategy", "parameter_server", "--workers", "2", "--ps", "1", "--steps", "24")
     told = " ".join(done.stdout.split())

@@ -142,12 +142,11 @@ _OF_TWO_RANKS = (
     "save-convnet",
 )
 
-#: What ranks share: regularizers (or their refusal), a norm over parts, metrics, the order of
-#: records, and what is gathered for files.
+#: What ranks share: regularizers (or their refusal), a norm over parts, the order of records,
+#: and what is gathered for files.
 _OF_TWO_RANKS_SHORT = (
     "train-mlp-weights-adam",
     "train-convnet-tail_of_1-clipnorm",
-    "evaluate-dict_outputs",
     "resume-convnet",
 )
 
@@ -243,7 +242,10 @@ ROWS = (
         num_replicas=2,
         batches="two_processes",
         leaves_out=_AS_ON_MIRRORED,
-        short=(*cases.SHORT, "train-mlp-tail_of_1-momentum", "predict-dict_outputs"),
+        short=(
+            *(*cases.SHORT, "train-mlp-tail_of_1-momentum"),
+            *("predict-convnet", "predict-dict_outputs"),
+        ),
     ),
     Row(
         strategy="multi_worker",
@@ -369,23 +371,19 @@ _OF_KERAS_3 = (
     "resume-convnet",
     "save-convnet",
 )
-#: One of each: losses and metrics of outputs, a loss of its own, weights of classes, and the rest.
+#: One of each: losses and metrics of outputs, a loss of its own, weights of classes, a broken fit.
 _OF_KERAS_3_SHORT = (
     "train-dict_outputs-weights_by_output-rmsprop",
     "train-super_loss-weights-adam",
     "evaluate-mlp",
-    "predict-list_outputs",
     "class_weight-mlp-weights-adam",
     "train_step-mlp",
     "resume-convnet",
-    "save-convnet",
 )
-#: What of it processes do among themselves.
+#: What of it processes do among themselves; a file is written by the chief as on one device.
 _OF_KERAS_3_ON_RANKS_SHORT = (
     "train-dict_outputs-weights_by_output-rmsprop",
-    "evaluate-mlp",
     "resume-convnet",
-    "save-convnet",
 )
 #: One replica takes Keras' own steps: what is left is what surrounds them.
 _OF_KERAS_3_ALONE = (
@@ -401,7 +399,11 @@ _OF_OUTPUTS = {
 }
 ROWS += (
     Row(
-        strategy="single", num_replicas=1, keras=3, only=_OF_KERAS_3_ALONE, short=_OF_KERAS_3_SHORT
+        strategy="single",
+        num_replicas=1,
+        keras=3,
+        only=_OF_KERAS_3_ALONE,
+        short=("predict-list_outputs", "save-convnet", *_OF_KERAS_3_SHORT),
     ),
     Row(
         strategy="mirrored",
@@ -430,7 +432,7 @@ ROWS += (
         leaves_out=_OF_OUTPUTS | _AS_ON_MIRRORED,
         keras=3,
         only=_OF_KERAS_3,
-        short=_OF_KERAS_3_ON_RANKS_SHORT,
+        short=(),
     ),
 )
 

@@ -77,7 +77,7 @@ def test_python_runs(page, of_python):
 
 
 #: What runs engines that other tests start just so.
-_LONG = ("docs/installing.md", "docs/strategies/federated.md")
+_LONG = ("docs/export.md", "docs/installing.md", "docs/strategies/federated.md")
 _SHELL = blocks.pages_with("sh")
 
 

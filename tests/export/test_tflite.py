@@ -78,6 +78,7 @@ def test_bytes_go_into_an_int8_file_as_they_are(exported):
     assert given["shape"].tolist() == [1, 8, 8, 1]
 
 
+@pytest.mark.long
 def test_bytes_can_go_into_the_other_files_too(trained, digits, validation, tmp_path):
     path = tmp_path / "digits.tflite"
     tfdist.export.tflite(trained, path, data=digits, input_type="uint8")
@@ -183,6 +184,7 @@ def test_a_file_that_is_not_good_enough_is_not_written(digits, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.long
 def test_without_data_nothing_is_compared(trained, tmp_path):
     report = tfdist.export.tflite(trained, tmp_path / "digits.tflite", quantize="dynamic")
     assert report.best.parity is None
@@ -233,6 +235,7 @@ def test_mistakes_in_paths(trained, tmp_path):
     assert (tmp_path / "text.keras").read_text() == "no model"
 
 
+@pytest.mark.long
 def test_an_older_export_is_replaced(trained, tmp_path):
     path = tmp_path / "digits.tflite"
     for options in ({}, {"format": "c"}, {"quantize": "dynamic"}):

@@ -138,7 +138,7 @@ def test_an_ssh_that_is_killed_ends_its_ranks(launch, sshd, traces):
     ("where", "words"),
     [
         (("--hosts", "node1,nowhere.invalid"), "found nowhere.invalid, of which ssh says: Could"),
-        (("--hosts", "node1,me@nowhere.invalid"), "found me@nowhere.invalid, of which ssh"),
+        *long((("--hosts", "node1,me@nowhere.invalid"), "found me@nowhere.invalid, of which ssh")),
     ],
 )
 def test_a_host_that_is_none_is_one_line(launch, traces, where, words):

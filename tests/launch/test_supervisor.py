@@ -221,6 +221,7 @@ def test_a_stopped_rank_is_named_though_all_fall_silent_at_once(traces):
     assert traces.alive() == []
 
 
+@pytest.mark.long
 def test_a_stopped_rank_is_silent_however_loud_the_others_are(traces):
     """They may poll for it, or go on."""
     code = RANK + (
@@ -372,7 +373,9 @@ def test_time_without_a_core_is_no_silence(traces):
             rival.wait()
 
 
-@pytest.mark.parametrize("stall_timeout_s", [None, 1.0], ids=["its time is over", "it is silent"])
+@pytest.mark.parametrize(
+    "stall_timeout_s", [None, *long(1.0)], ids=["its time is over", "it is silent"]
+)
 def test_sigterm_gives_the_ranks_time_and_ends_them_all_the_same(
     traces, monkeypatch, stall_timeout_s
 ):

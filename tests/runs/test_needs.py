@@ -66,6 +66,7 @@ def model_fn(jit_compile=False, run_eagerly=False):
 """
 
 
+@pytest.mark.long
 def test_replicas_of_a_softmax_do_the_same_products(model, tmp_path):
     (tmp_path / "model.py").write_text(_SOFTMAX)
     single, horovod = find_needs(model, [("single", {}, 1), ("horovod", {}, 2)], rows=16)

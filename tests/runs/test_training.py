@@ -88,6 +88,7 @@ def test_epochs_to_come_may_have_another_batch(within, tmp_path):
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
+@pytest.mark.long
 def test_an_epoch_that_was_begun_keeps_its_batch(within, tmp_path):
     out, asked = tmp_path / "run", {"strategy": "single", "checkpoint_every": 5, "epochs": 1}
     tfdist.train("model.py:model_fn", "data", out, **asked)

@@ -264,7 +264,7 @@ def of_words(**options: Any) -> keras.Model:
     return model
 
 
-@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers", long=True)
 def words_that_are_looked_up(strategy, folder):
     words = RNG.integers(0, 11, (49, 5)).astype(np.int32)
     fit_both(strategy, *pair(strategy, of_words), (words, Y))
@@ -285,7 +285,7 @@ def words_of_several_steps_at_a_time(strategy, folder):
             model.fit(feed, verbose=0)
 
 
-@scenario
+@scenario(long=True)
 def mixed_precision(strategy, folder):
     mixed = other(strategy, stages=2, microbatches=3, precision="mixed_float16")
 
@@ -342,7 +342,7 @@ def one_batch(strategy, folder):
     assert_near(model.predict_on_batch(X[:3]), reference.predict_on_batch(X[:3]))
 
 
-@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers", long=True)
 def batches_that_keras_takes(strategy, folder):
     model, reference = pair(strategy, normed)
     batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12)
@@ -481,7 +481,7 @@ def a_mask_of_the_output(strategy, folder):
     fit_both(strategy, *pair(strategy, model_fn), (words, words % 3))
 
 
-@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers", long=True)
 def labels_of_a_class_that_the_loss_leaves_out(strategy, folder):
     loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
 

@@ -148,7 +148,7 @@ def coarse_options_train(strategy, folder):
             assert next(iter(options.values())) in " ".join(report.causes)
 
 
-@scenario
+@scenario(long=True)
 def all_ranks_have_the_same_weights(strategy, folder):
     keras.utils.set_random_seed(strategy.topology.rank)  # Each rank starts with its own.
     model = strategy.build(model_fn)

@@ -61,7 +61,7 @@ def a_program_enters_it_again(strategy, folder):
         tfdist.strategy("multi_worker", communication="ring").start()
 
 
-@scenario
+@scenario(long=True)
 def a_model_made_outside_is_cloned(strategy, folder):
     model = strategy.build(model_fn())
     assert type(model.distribute_strategy) is tf.distribute.MultiWorkerMirroredStrategy
@@ -79,7 +79,7 @@ def all_ranks_have_the_chiefs_weights(strategy, folder):
         np.testing.assert_array_equal(mine, chiefs)
 
 
-@scenario
+@scenario(long=True)
 def several_steps_per_execution(strategy, folder):
     """Predictions of all steps of an execution, of which the last one may have fewer."""
     rows = np.random.default_rng(0).normal(size=(53, 5)).astype(np.float32)

@@ -131,7 +131,7 @@ def evaluation_and_prediction_are_those_of_one_device(strategy, folder):
     )
 
 
-@scenario
+@scenario(long=True)
 def files_are_keras_own_with_whole_weights_and_slots(strategy, folder):
     model = strategy.build(model_fn)
     model.fit(data_of(strategy), verbose=0)
@@ -171,7 +171,7 @@ def weights_read_within_an_epoch_are_the_servers(strategy, folder):
         assert np.abs(before - after).max() > 0
 
 
-@scenario
+@scenario(long=True)
 def keras_callbacks_work(strategy, folder):
     rates = [0.5, 0.25, 1e-5]
     model = strategy.build(lambda: model_fn(keras.optimizers.SGD(1.0)))
@@ -198,7 +198,7 @@ def keras_callbacks_work(strategy, folder):
     assert 0 < change < 1e-3, "the rate of each epoch has reached the workers"
 
 
-@scenario
+@scenario(long=True)
 def a_fit_broken_within_an_epoch_is_gone_on_with(strategy, folder):
     class Break(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -216,7 +216,7 @@ def a_fit_broken_within_an_epoch_is_gone_on_with(strategy, folder):
     assert int(resumed.optimizer.iterations) == 18
 
 
-@scenario
+@scenario(long=True)
 def a_rule_for_the_learning_rate_counts_the_workers(strategy, folder):
     scaled = tfdist.strategy("parameter_server", lr_scaling="linear", warmup_epochs=1)
     scaled._cluster = strategy._cluster
@@ -250,7 +250,7 @@ def layers_compute_in_the_precision_asked_for(strategy, folder):
         coarse.build(model_fn)
 
 
-@scenario
+@scenario(long=True)
 def arrays_go_the_way_of_keras(strategy, folder):
     model = strategy.build(model_fn)
     history = model.fit(X, Y, batch_size=8, epochs=2, validation_split=0.2, verbose=0).history
@@ -259,7 +259,7 @@ def arrays_go_the_way_of_keras(strategy, folder):
     assert model.predict(X, verbose=0).shape == (NUM, 3)
 
 
-@scenario
+@scenario(long=True)
 def a_model_compiled_anew_trains_as_it_is_compiled_then(strategy, folder):
     model = strategy.build(model_fn)
     model.fit(data_of(strategy), verbose=0)
@@ -295,7 +295,7 @@ def a_train_step_of_ones_own_runs_on_the_workers(strategy, folder):
     assert model.evaluate(X, Y, verbose=0) < before
 
 
-@scenario
+@scenario(long=True)
 def a_model_made_outside_is_left_alone(strategy, folder):
     mine = model_fn()
     before = mine.get_weights()
@@ -305,7 +305,7 @@ def a_model_made_outside_is_left_alone(strategy, folder):
         np.testing.assert_array_equal(a, b)
 
 
-@scenario
+@scenario(long=True)
 def only_the_loss_is_verified(strategy, folder):
     report = tfdist.verify(model_fn, (X, Y), strategy, steps=24, global_batch_size=8)
     assert report.passed, str(report)
@@ -360,7 +360,7 @@ def a_fit_begins_with_the_weights_of_the_chief(strategy, folder):
     np.testing.assert_array_equal(model.layers[0].get_weights()[0], kernel + 1)
 
 
-@scenario
+@scenario(long=True)
 def one_batch_gives_its_own_results(strategy, folder):
     def plain():
         model = keras.Sequential([keras.Input((5,)), layers.Dense(3, "softmax")])
@@ -379,7 +379,7 @@ def one_batch_gives_its_own_results(strategy, folder):
     assert model.test_on_batch(X, Y) == pytest.approx(reference.test_on_batch(X, Y), abs=1e-5)
 
 
-@scenario
+@scenario(long=True)
 def what_layers_have_learned_goes_to_the_workers(strategy, folder):
     words = np.array(["a b c", "d e", "a", "f g h a", "b b"] * (NUM // 5))[:, None]
 
@@ -495,7 +495,7 @@ def what_would_be_wrong_is_refused(strategy, folder):
         strategy.build(stateful)
 
 
-@scenario
+@scenario(long=True)
 def an_average_of_weights_is_kept_over_shards(strategy, folder):
     model = strategy.build(lambda: model_fn(keras.optimizers.SGD(0.1, use_ema=True)))
     history = model.fit(data_of(strategy), epochs=2, verbose=0).history

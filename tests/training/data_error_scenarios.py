@@ -103,7 +103,7 @@ def one_batch_has_weights_and_goes_on_counting(strategy, folder):
     assert_same_weights(model, reference)
 
 
-@scenario
+@scenario(long=True)
 def one_batch_is_the_same_on_all_ranks(strategy, folder):
     model = strategy.build(mlp)
     x, y = data(8)
@@ -114,7 +114,7 @@ def one_batch_is_the_same_on_all_ranks(strategy, folder):
         model.train_on_batch(strategy.dataset((x, y), global_batch_size=4))
 
 
-@scenario("mirrored", "horovod", "multi_worker")
+@scenario("mirrored", "horovod", "multi_worker", long=True)
 def batches_come_in_the_order_of_the_arrays(strategy, folder):
     model, reference = pair(strategy, mlp)
     x, y = data()
@@ -232,7 +232,7 @@ def tables_and_scales(strategy, folder):
     assert report is None or report.exact, report
 
 
-@scenario("mirrored", "horovod", "multi_worker")
+@scenario("mirrored", "horovod", "multi_worker", long=True)
 def a_table_of_the_training_is_that_of_its_resume(strategy, folder):
     """The data has grown meanwhile: weights stand for what the table was then."""
     x, y = columns()
@@ -268,7 +268,7 @@ def ranks_with_other_vocabularies_are_refused(strategy, folder):
         model.fit(feed, verbose=0)
 
 
-@scenario("single", "mirrored", "horovod")
+@scenario("single", "mirrored", "horovod", long=True)
 def constants_follow_what_is_restored(strategy, folder):
     """Normalization computes with constants; a rank or a later run may have made others."""
 

@@ -64,7 +64,7 @@ def dropout_draws_other_numbers_on_each_replica(strategy, folder):
     each_replica_drops_its_own(strategy)
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def records_that_are_changed_at_random(strategy, folder):
     """The numbers of a record are a function of seed, epoch and record, whoever reads it."""
 
@@ -74,7 +74,7 @@ def records_that_are_changed_at_random(strategy, folder):
     equals_one_device(strategy, mlp, data(), epochs=3, record_fn=noisy)
 
 
-@scenario
+@scenario(long=True)
 def regularizers_count_once(strategy, folder):
     def model_fn():
         l2 = keras.regularizers.L2(0.1)
@@ -228,7 +228,7 @@ def sparse_gradients_and_unused_weights(strategy, folder):
     equals_one_device(strategy, model_fn, (words, data()[1]))
 
 
-@scenario
+@scenario(long=True)
 def custom_scalar_loss(strategy, folder):
     """It gives a mean itself; a replica without a row in the tail must not turn it to NaN."""
 
@@ -239,7 +239,7 @@ def custom_scalar_loss(strategy, folder):
     equals_one_device(strategy, lambda: mlp(loss=loss), data())
 
 
-@scenario
+@scenario(long=True)
 def several_outputs_as_keras_takes_them(strategy, folder):
     """Labels as a list beside x; tests/conformance has datasets, losses and metrics."""
 
@@ -296,7 +296,7 @@ def legacy_optimizers(strategy, folder):
         equals_one_device(strategy, lambda make=make: mlp(optimizer=make()), data())
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def mixed_precision(strategy, folder):
     def model_fn():
         # As Keras advises: a loss of float16 would overflow by its scale on one device.
@@ -330,7 +330,7 @@ def own(kind: type[keras.Model], **options: Any) -> keras.Model:
     return model
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def a_loss_that_shows_nothing(strategy, folder):
     """As with Keras, where compute_loss updates no metric; verify compares what there is."""
     equals_one_device(strategy, lambda: own(Own, loss="mse"), data())
@@ -341,7 +341,7 @@ def a_loss_that_shows_nothing(strategy, folder):
         assert "the loss" not in str(report)
 
 
-@scenario
+@scenario(long=True)
 def loss_objects_within_compute_loss(strategy, folder):
     """Their mean is that of a replica's rows, which Keras forbids, and counts by these."""
 
@@ -441,7 +441,7 @@ def metrics_that_layers_add(strategy, folder):
 # Ways to run -------------------------------------------------------------------------------------
 
 
-@scenario("single", "mirrored", "horovod")
+@scenario("single", "mirrored", "horovod", long=True)
 def arrays_are_validated_in_the_batches_of_the_fit(strategy, folder):
     """A loss that depends on which rows meet is Keras' own then."""
 
@@ -465,7 +465,7 @@ def arrays_are_validated_in_the_batches_of_the_fit(strategy, folder):
     assert batches == [0, 1, 2]
 
 
-@scenario("single", "mirrored", "horovod")
+@scenario("single", "mirrored", "horovod", long=True)
 def several_steps_per_execution(strategy, folder):
     equals_one_device(strategy, lambda: mlp(steps_per_execution=3), data(57))
 
@@ -743,7 +743,7 @@ class Broken(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@scenario("single", "mirrored", "horovod")
+@scenario("single", "mirrored", "horovod", long=True)
 def given_batches_are_resumed(strategy, folder):
     weights = {}
     for name, more in (("unbroken", []), ("broken", [Broken()]), ("broken", [])):
@@ -786,7 +786,7 @@ class Counting(keras.Model):
         return {**results, "largest": self.tracker.result()}
 
 
-@scenario
+@scenario(long=True)
 def a_number_that_compute_metrics_counts(strategy, folder):
     def model_fn() -> keras.Model:
         inputs = keras.Input((5,))
@@ -821,7 +821,7 @@ def late_sequential() -> keras.Model:
     return compiled(keras.Sequential([layers.Dense(8, "tanh"), layers.Dense(3, "softmax")]))
 
 
-@scenario("single", "mirrored", "horovod")
+@scenario("single", "mirrored", "horovod", long=True)
 def models_that_data_builds(strategy, folder):
     feed = strategy.dataset(data(), global_batch_size=8, seed=2)
     model, reference = strategy.build(late), late()
@@ -856,7 +856,7 @@ def a_model_that_fails_in_its_call_stays_to_be_built(strategy, folder):
             model.fit(strategy.dataset(data(), global_batch_size=8))
 
 
-@scenario
+@scenario(long=True)
 def several_inputs_as_a_list(strategy, folder):
     def model_fn():
         inputs = [keras.Input((5,)), keras.Input((5,))]
@@ -911,7 +911,7 @@ def compiled_anew_for_fine_tuning(strategy, folder):
 # Callbacks ---------------------------------------------------------------------------------------
 
 
-@scenario("single", "mirrored", "horovod")
+@scenario("single", "mirrored", "horovod", long=True)
 def files_are_written_once(strategy, folder):
     x, y = data()
     model, _ = pair(strategy, mlp)
@@ -966,7 +966,7 @@ def a_stop_within_an_epoch_hangs_nobody(strategy, folder):
     assert model.fit(feed, epochs=5, callbacks=[stop], verbose=0).epoch == [0]
 
 
-@scenario("single", "mirrored", "horovod")
+@scenario("single", "mirrored", "horovod", long=True)
 def checkpoints_with_arrays(strategy, folder):
     x, y = data()
     model, _ = pair(strategy, mlp)

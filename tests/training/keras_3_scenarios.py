@@ -89,7 +89,7 @@ class Moving(PyDataset):
         self.count += self.more
 
 
-@scenario
+@scenario(long=True)
 def a_py_dataset_is_told_of_epochs(strategy, folder):
     model, reference = pair(strategy, mlp)
     options = {"epochs": 2, "shuffle": False, "verbose": 0}
@@ -161,7 +161,7 @@ def a_loss_object_that_compute_loss_calls(strategy, folder):
     check_exact(strategy, lambda: mlp(kind=OwnLoss))
 
 
-@scenario
+@scenario(long=True)
 def a_loss_that_is_a_sum(strategy, folder):
     check_exact(
         strategy,
@@ -169,7 +169,7 @@ def a_loss_that_is_a_sum(strategy, folder):
     )
 
 
-@scenario
+@scenario(long=True)
 def a_model_of_its_own_class(strategy, folder):
     class Own(keras.Model):
         def __init__(self):
@@ -195,7 +195,7 @@ def a_model_of_its_own_class(strategy, folder):
     check_refused(strategy, lambda: model_fn(is_called=False), "must know its input shape")
 
 
-@scenario
+@scenario(long=True)
 def constraints_and_clipping(strategy, folder):
     check_exact(
         strategy,
@@ -270,7 +270,7 @@ def options_of_the_step(strategy, folder):
     equals_one_device(divided, model_fn, (X, Y), tolerance=1e-4)
 
 
-@scenario
+@scenario(long=True)
 def averages_whose_weights_replicas_divide(strategy, folder):
     """Those of Keras 3 begin with the first step, for a weight that nothing reads too."""
 
@@ -295,7 +295,7 @@ def several_optimizers(strategy, folder):
     assert "some steps alone" not in out.getvalue()
 
 
-@scenario
+@scenario(long=True)
 def executions_of_several_steps(strategy, folder):
     check_exact(strategy, lambda: mlp(steps_per_execution=5))
     check_refused(strategy, lambda: mlp(steps_per_execution=2), "must divide the steps of an epoch")
@@ -366,7 +366,7 @@ def a_resumed_fit_draws_what_the_unbroken_one_did(strategy, folder):
         assert np.any(before != expected)
 
 
-@scenario
+@scenario(long=True)
 def labels_of_a_class_that_the_loss_leaves_out(strategy, folder):
     loss = partial(keras.losses.SparseCategoricalCrossentropy, ignore_class=1)
     check_exact(strategy, partial(mlp, loss=loss))
@@ -398,7 +398,7 @@ def what_is_tried_on_real_rows(strategy, folder):
     assert "warning" not in out.getvalue()
 
 
-@scenario("horovod")
+@scenario("horovod", long=True)
 def weights_that_replicas_divide(strategy, folder):
     """They train, evaluate, are read, and are in files as one device has them."""
     divided = given(strategy, shard="weights")
@@ -458,7 +458,7 @@ def what_is_not_exact_is_refused(strategy, folder):
         check_refused(strategy, model_fn, words)
 
 
-@scenario
+@scenario(long=True)
 def a_model_that_is_compiled_anew(strategy, folder):
     feed = strategy.dataset((X, Y), global_batch_size=GLOBAL_BATCH_SIZE)
     model = strategy.build(mlp)
@@ -502,7 +502,7 @@ def a_gradient_that_overflows_on_one_replica(strategy, folder):
         assert float(model.optimizer.dynamic_scale.numpy()) == 2.0**14
 
 
-@scenario("mixed_float16")
+@scenario("mixed_float16", long=True)
 def a_loss_scale_whose_slots_replicas_divide(strategy, folder):
     def model_fn() -> keras.Model:
         keras.utils.set_random_seed(1)

@@ -166,12 +166,12 @@ def convnet(norms: int) -> keras.Model:
     return model
 
 
-@scenario
+@scenario(long=True)
 def images_without_normalization(strategy, folder):
     compare(strategy, lambda: convnet(0), *images(), tolerance=1e-4)
 
 
-@scenario
+@scenario(long=True)
 def images_with_batch_normalization(strategy, folder):
     compare(strategy, lambda: convnet(1), *images(), tolerance=1e-4)
 
@@ -226,7 +226,7 @@ def embedding_with_a_layer_for_each_time(strategy, folder):
     compare(strategy, model_fn, *words())
 
 
-@scenario
+@scenario(long=True)
 def siamese_embedding(strategy, folder):
     def model_fn():
         table = layers.Embedding(

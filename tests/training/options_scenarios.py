@@ -212,7 +212,7 @@ def microbatches_of_a_loss_of_ones_own(strategy, folder):
     equals_one_device(given(strategy, accumulate_steps=2), model_fn, data())
 
 
-@scenario
+@scenario(long=True)
 def microbatches_in_eager_steps(strategy, folder):
     def model_fn():
         return mlp(run_eagerly=True)
@@ -220,7 +220,7 @@ def microbatches_in_eager_steps(strategy, folder):
     equals_one_device(given(strategy, accumulate_steps=2), model_fn, data(17))
 
 
-@scenario("single", "mirrored")
+@scenario("single", "mirrored", long=True)
 def microbatches_of_arrays_and_class_weights(strategy, folder):
     model, reference = pair(given(strategy, accumulate_steps=2), mlp)
     options = {
@@ -234,7 +234,7 @@ def microbatches_of_arrays_and_class_weights(strategy, folder):
     assert_near(model.get_weights(), reference.get_weights())
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def a_resumed_fit_of_microbatches(strategy, folder):
     two = given(strategy, accumulate_steps=2, recompute="blocks")
     feed = two.dataset(data(45), global_batch_size=8, seed=3)
@@ -484,7 +484,7 @@ def saturated_outputs_of_microbatches_and_recomputed_layers(strategy, folder):
         assert expected["flag_loss"] > 17
 
 
-@scenario
+@scenario(long=True)
 def saturated_outputs_in_mixed_precision(strategy, folder):
     mixed = given(strategy, precision="mixed_float16", accumulate_steps=2)
     x, y = of_saturated()
@@ -641,7 +641,7 @@ def recomputed_layers_of_layers_masks_and_microbatches(strategy, folder):
     assert_judges_as_one_device(both, model, reference, words())
 
 
-@scenario
+@scenario(long=True)
 def recompute_in_eager_steps(strategy, folder):
     def model_fn():
         return mlp(run_eagerly=True)
@@ -786,7 +786,7 @@ def what_the_way_back_reads_comes_from_the_host(strategy, folder):
     assert_near([step(x)], [tape.gradient(loss, weights)])
 
 
-@scenario("single")
+@scenario("single", long=True)
 def tables_are_divided_into_microbatches(strategy, folder):
     """Keras takes a DataFrame itself."""
     import pandas as pd
@@ -844,7 +844,7 @@ def noise_scale_of_a_known_gradient(strategy, folder):
     assert history["noise_scale"] == pytest.approx([known] * 2, rel=0.05)
 
 
-@scenario("mirrored", "horovod", "keras_3")
+@scenario("mirrored", "horovod", "keras_3", long=True)
 def noise_scale_changes_nothing(strategy, folder):
     own = given(strategy, accumulate_steps=2)
 
@@ -1065,7 +1065,7 @@ def ranks_of_unlike_speed_are_one_device(strategy, folder):
     equals_one_device(own, mlp, data(weighted=False), global_batch_size=2, epochs=1)
 
 
-@scenario("horovod")
+@scenario("horovod", long=True)
 def ranks_of_unlike_speed_with_other_options(strategy, folder):
     speeds = {"device_speeds": [1, 2.5]}
     equals_one_device(given(strategy, **speeds, shard="optimizer"), mlp, data(), epochs=2)

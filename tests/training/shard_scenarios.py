@@ -152,7 +152,7 @@ def what_overflows_on_one_replica_updates_none(strategy, folder):
         options_scenarios.what_overflows_on_one_replica_updates_none(strategy, folder)
 
 
-@scenario
+@scenario(long=True)
 def rates_that_callbacks_set(strategy, folder):
     model, reference = pair(sharded(strategy), lambda: mlp(optimizer=optimizers.Adam(0.02)))
     feed = sharded(strategy).dataset(data(), global_batch_size=8, seed=2)
@@ -173,7 +173,7 @@ def rates_that_callbacks_set(strategy, folder):
     assert found["learning_rate"][-1] == pytest.approx(0.02 / 8)
 
 
-@scenario
+@scenario(long=True)
 def a_fit_within_the_scope_of_tensorflow(strategy, folder):
     model, reference = pair(sharded(strategy), adam)
     x, y, _ = data(16)
@@ -242,7 +242,7 @@ def optimizers_that_nobody_has_any_more(strategy, folder):
     assert_near(model.get_weights(), reference.get_weights())
 
 
-@scenario
+@scenario(long=True)
 def a_fit_after_one_that_did_not_begin(strategy, folder):
     class Broken(tfdist.Checkpoints):
         def bind(self, *args: Any, **options: Any) -> Any:
@@ -355,7 +355,7 @@ def a_checkpoint_of_one_device(strategy, folder):
     assert_near(model.get_weights(), unbroken.get_weights())
 
 
-@scenario("mirrored", "horovod", "keras_3")
+@scenario("mirrored", "horovod", "keras_3", long=True)
 def slots_that_were_restored_before_the_first_fit(strategy, folder):
     """Keras gives them to the slots when they are made; only the chief has read them."""
     divides = sharded(strategy)

@@ -128,7 +128,7 @@ def normalized(dropout: float = 0.0) -> keras.Model:
     return model
 
 
-@scenario("horovod", "multi_worker")
+@scenario("horovod", "multi_worker", long=True)
 def statistics_of_batches(strategy, folder):
     model, reference = equals_one_device(divided(strategy), normalized, data())
     assert_is_divided(model, reference, ("block0", "block1"))
@@ -250,7 +250,7 @@ def weights_that_another_rank_alone_was_given(strategy, folder):
         model.fit(x, y, batch_size=8, verbose=0)
 
 
-@scenario("horovod", "multi_worker")
+@scenario("horovod", "multi_worker", long=True)
 def a_resumed_fit_of_divided_weights(strategy, folder):
     """On as many replicas, on one device, and from one device on."""
     divides = divided(strategy)

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
+from tiers import long
 
 from tfdist.errors import CorruptShardError
 from tfdist.records import load_manifest, open_records, write
@@ -41,7 +42,7 @@ def folders(tmp_path_factory):
     return parent
 
 
-@pytest.fixture(params=["fixed", "varied"])
+@pytest.fixture(params=["varied", *long("fixed")])
 def folder(request, folders):
     return folders / request.param
 
@@ -163,7 +164,7 @@ class TestIndex:
             path.write_bytes(content)
 
     @pytest.mark.parametrize(
-        "how", ["missing", "cut", "foreign", "no index", "its table", "its lengths"]
+        "how", ["missing", "cut", "foreign", *long("no index", "its table", "its lengths")]
     )
     def test_a_wrong_one_is_of_no_consequence(self, folder, tmp_path_factory, cycle, how):
         other = tmp_path_factory.mktemp("other") / "data"

@@ -109,7 +109,7 @@ def equal_clients_and_one_local_step_are_a_step_of_all(strategy, folder):
     assert_exact(unequal(12, 12, 12), 3, local_batch_size=12)
 
 
-@scenario
+@scenario(long=True)
 def fedsgd_is_a_step_on_all_records(strategy, folder):
     def with_clipped_adam():
         # No optimizer of TFF clips; the compiled one is applied as it is.
@@ -554,7 +554,7 @@ def what_clients_cannot_train_is_one_line(strategy, folder):
             fed.build(model_fn).train_on_batch(numbers, labels)
 
 
-@scenario
+@scenario(long=True)
 def dropout_is_active_on_clients_only(strategy, folder):
     def dropping():
         return model_fn(None, layers.Dropout(0.5))
@@ -569,7 +569,7 @@ def dropout_is_active_on_clients_only(strategy, folder):
 # Callbacks, files, checkpoints ------------------------------------------------------------------
 
 
-@scenario
+@scenario(long=True)
 def callbacks_of_keras_work(strategy, folder):
     with federated(local_batch_size=8) as own:
         model = built(own)

@@ -97,7 +97,7 @@ def mixed_float16(strategy: Any, folder: Path) -> None:
     check_mixed(strategy, "mixed_float16")
 
 
-@scenario
+@scenario(long=True)
 def mixed_bfloat16(strategy: Any, folder: Path) -> None:
     check_mixed(strategy, "mixed_bfloat16")
 
@@ -151,7 +151,7 @@ def overflow_lowers_the_loss_scale(strategy: Any, folder: Path) -> None:
         keras.mixed_precision.set_global_policy("float32")
 
 
-@scenario
+@scenario(long=True)
 def few_rows_in_other_schedules(strategy: Any, folder: Path) -> None:
     import tfdist
 
@@ -206,7 +206,7 @@ def one_microbatch_has_the_statistics_of_the_batch(strategy: Any, folder: Path) 
         assert largest(model.get_weights(), plain.get_weights()) < 1e-5, recompute
 
 
-@scenario
+@scenario(long=True)
 def arrays_are_tried_as_datasets_are(strategy, folder):
     """Keras takes them itself: what couples rows is told all the same, and once."""
 

@@ -151,6 +151,7 @@ def test_epochs_do_not_run_frozen_layers():
     assert rows_of(lambda: made.model.fit(feed, epochs=5, verbose=0)) == 0
 
 
+@pytest.mark.long
 def test_masks_are_kept():
     without, kept = built(token_model), built(token_model, frozen_cache="memory")
     fit(without, tokens())
@@ -158,6 +159,7 @@ def test_masks_are_kept():
     assert largest(without.model, kept.model) < 1e-6
 
 
+@pytest.mark.long
 def test_other_weights_are_another_cache():
     source = images()
     made_both = []
@@ -247,6 +249,7 @@ def text_model() -> keras.Model:
     return compiled(keras.Model(inputs, layers.Dense(3)(layers.Flatten()(x))))
 
 
+@pytest.mark.long
 def test_texts_are_told_from_others_by_what_they_say(tmp_path, capsys):
     def texts(word: str) -> tuple[np.ndarray, np.ndarray]:
         return np.array([f"one {word}", "two"] * 16, dtype=object), np.arange(32) % 3
@@ -291,6 +294,7 @@ def test_layers_that_depend_on_more_than_the_record(layer, error, part):
     assert part in str(caught.value)
 
 
+@pytest.mark.long
 def test_dropout_in_inference_is_kept():
     def model_fn() -> keras.Model:
         keras.utils.set_random_seed(0)
@@ -323,6 +327,7 @@ def test_a_cache_that_does_not_fit(monkeypatch):
     assert "frozen_cache='disk'" in str(caught.value)
 
 
+@pytest.mark.long
 def test_frozen_weights_that_change_in_a_fit():
     class Change(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:

@@ -70,6 +70,7 @@ def test_recurrent_layers_drop_alike_too():
     assert largest(fit(1, make=make), fit(1, make=make, recompute="blocks")) < 1e-6
 
 
+@pytest.mark.long
 def test_recompute_in_several_chunks():
     interleaved = {"schedule": "interleaved"}
     assert largest(fit(**interleaved), fit(**interleaved, recompute="blocks")) < 1e-6

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from tiers import long
 
 from tfdist.errors import CheckpointError, InUseError, OptionError, WriteError
 from tfdist.records import write
@@ -169,6 +170,7 @@ def test_an_epoch_of_several_processes_keeps_its_order(step, parts, is_refused):
         state.start(data, "ckpt-5")
 
 
+@pytest.mark.long
 def test_checkpoints_keep_a_vocabulary_and_those_from_before_are_read(tmp_path, monkeypatch):
     def train(folder, words, epochs=1, **options):
         names = keras.layers.StringLookup()
@@ -478,7 +480,7 @@ def deciding(folder):
     ]
 
 
-@pytest.mark.parametrize("epoch", [1, 2, 4, 5])
+@pytest.mark.parametrize("epoch", [4, *long(1, 2, 5)])
 def test_callbacks_that_decide_go_on_from_what_they_had_seen(tmp_path, epoch):
     unbroken, history = fit(*deciding(tmp_path), epochs=20)
     assert 5 < len(history.epoch) < 20  # It stops early, after some rates.

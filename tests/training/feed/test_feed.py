@@ -236,8 +236,8 @@ def test_batches_and_data_that_cannot_be_shared():
 
 
 @pytest.mark.parametrize("skip", [2, *long(0, 4)])
-@pytest.mark.parametrize(("parts", "splits"), [(1, 1), (3, 1), (1, 2), (2, 2), (5, 1)])
-@pytest.mark.parametrize("before", [1, 2, 4])
+@pytest.mark.parametrize(("parts", "splits"), [(1, 1), (3, 1), (1, 2), *long((2, 2), (5, 1))])
+@pytest.mark.parametrize("before", [1, 2, *long(4)])
 def test_an_epoch_goes_on_with_another_number_of_processes(before, parts, splits, skip):
     """33 records in batches of 8, a tail of 1: each record once, the batches those of before."""
     begun = Feed(records=_records(33), global_batch_size=8, parts=before, shuffle=True, seed=3)
