@@ -66,7 +66,6 @@ def test_a_mistake_is_one_line(verify):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.long
 def test_an_asynchronous_strategy_is_checked_by_its_loss(verify):
     done = verify("--strategy", "parameter_server", "--workers", "2", "--ps", "1", "--steps", "24")
     told = " ".join(done.stdout.split())

@@ -432,7 +432,7 @@ ROWS += (
         leaves_out=_OF_OUTPUTS | _AS_ON_MIRRORED,
         keras=3,
         only=_OF_KERAS_3,
-        short=(),
+        short=_OF_KERAS_3_ON_RANKS_SHORT[:1],
     ),
 )
 
