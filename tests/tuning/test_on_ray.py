@@ -66,9 +66,11 @@ def test_without_ray_the_extra_is_named(monkeypatch):
 
 def test_hosts_are_refused(tmp_path):
     tfdist.records.write("digits", tmp_path / "data", num_shards=4, split="train=5,validation=1")
+    model = tmp_path / "model.py"
+    model.write_text(_MODEL)
     with pytest.raises(OptionError, match="must have its processes on the node that Ray gives it"):
         tfdist.tune(
-            *("model.py:model_fn", tmp_path / "data", tmp_path / "search"),
+            *(f"{model}:model_fn", tmp_path / "data", tmp_path / "search"),
             space={"width": [8]},
             on="ray",
             hosts="a:1",

@@ -277,10 +277,11 @@ def _not_shared(problem: str) -> OptionError:
 
 
 def _no_room(seconds: float) -> LaunchError:
+    longer = spelt("start_timeout_s", 3600, flag="--start-timeout 3600")
     return LaunchError(
         f"Ray must find a node for a trial within {seconds:g} s",
         received="none that has its cores, or GPUs, free",
-        mend=f"Wait until others have ended, or give {spelt('start_timeout_s', 3600)}",
+        mend=f"Wait until others have ended, or give {longer}",
     )
 
 
