@@ -52,7 +52,7 @@ def test_extras(metadata):
     extras = metadata["options.extras_require"]
     others = {"plots", "images", "tables", "export", "sagemaker", "buckets", "notebooks", "all"}
     # Others that pip can bring as they are.
-    assert set(extras) == others | {"mesh", "tune", "serve"} | _TRACKERS | _MODELS | _SDK
+    assert set(extras) == others | {"mesh", "tune", "ray", "serve"} | _TRACKERS | _MODELS | _SDK
     (everything,) = requirements(extras["all"]).values()
     assert everything.extras == set(extras) - {"all"} - _TRACKERS - _MODELS - _SDK
 

@@ -36,6 +36,7 @@ Examples:
   tfdist tune ... --trials 24 --parallel 2 --epochs 9 --metric val_accuracy
   tfdist tune ... --strategy horovod --workers-per-trial 2 --parallel 2
   tfdist tune ... --folds 5
+  tfdist tune ... --on ray --parallel 8
   tfdist tune ... --pruner median --grace 2
   tfdist tune ... --output search --resume --trials 48
 \b

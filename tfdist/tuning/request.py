@@ -22,6 +22,8 @@ from tfdist.tuning import written
 from tfdist.tuning.space import Space
 from tfdist.tuning.study import PRUNERS
 
+PLACES = ("here", "ray")
+
 _LOGS = [each.name for each in dataclasses.fields(Settings) if each.metadata["in_job"] == "logs"]
 
 
@@ -32,6 +34,12 @@ class Search:
     trials: int = option(20, "Trials in all, with those before --resume.", least=1)
     parallel: int = option(
         1, "Trials at a time; each has its part of the cores, or of the GPUs.", least=1
+    )
+    on: str = option(
+        "here",
+        "Where trials run. here: on this machine. ray: on a Ray cluster, that at RAY_ADDRESS, else "
+        "one of this machine; the search must lie on a file system that all nodes share.",
+        choices=PLACES,
     )
     metric: str = option(
         "val_loss",
@@ -138,6 +146,12 @@ class Request:
                 "a search must start the processes of its trials itself",
                 received=f"one of several that {self.where.place.launcher} has started",
                 mend="Start it once, without srun or mpirun",
+            )
+        if self.where.hosts is not None and self.search.on == "ray":
+            raise OptionError(
+                "a trial on Ray must have its processes on the node that Ray gives it",
+                received=f"{spelt('on', 'ray')} with {spelt('hosts', self.where.hosts)}",
+                mend=f"Leave {spelt('hosts')} out",
             )
         if self.where.hosts is not None and self.search.parallel > 1:
             raise OptionError(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
 import selectors
 import signal
 from collections import deque
@@ -17,11 +17,11 @@ from tfdist.errors import LaunchError, OptionError, TfdistError, unknown_choice
 from tfdist.launch.failure import ending
 from tfdist.runs.files import read_history
 from tfdist.runs.folder import RunFolder
-from tfdist.tuning import slots
+from tfdist.tuning import on_ray, slots
 from tfdist.tuning.folder import SearchFolder
 from tfdist.tuning.request import Request
 from tfdist.tuning.rows import STATES, TrialRow
-from tfdist.tuning.slots import Running, Slot
+from tfdist.tuning.slots import Place, Running
 from tfdist.tuning.space import TRAIN
 from tfdist.tuning.study import DEFINED, REASON, Study
 
@@ -54,6 +54,7 @@ class Searching:
         # What trials have come to since the last rung: trial -> epoch -> value of each fold.
         self._seen: dict[int, dict[int, list[float]]] = {}
         self._targets: dict[int, int] = {}
+        self._lost: set[int] = set()  # Trials that have lost a node once.
 
     @property
     def rows(self) -> list[TrialRow]:
@@ -67,7 +68,17 @@ class Searching:
         """
         trials = self._study.trials
         waiting = deque(each.number for each in trials if each.state.name == "RUNNING")
-        free = slots.divided(self._request.search.parallel, self._request.where.workers or 1)
+        with self._placed() as self._place:
+            self._run_all(waiting)
+
+    def _placed(self) -> contextlib.AbstractContextManager[Place]:
+        if self._request.search.on == "ray":
+            return on_ray.connected(self._request.where.start_timeout_s)
+        return contextlib.nullcontext(slots)
+
+    def _run_all(self, waiting: deque[int]) -> None:
+        search, workers = self._request.search, self._request.where.workers or 1
+        free = self._place.divided(search.parallel, workers)
         try:
             with selectors.DefaultSelector() as selector:
                 while True:
@@ -92,7 +103,7 @@ class Searching:
         return None if has_all else self._study.ask()
 
     def _begin(
-        self, number: int, slot: Slot, selector: selectors.BaseSelector, free: list[Slot]
+        self, number: int, slot: Any, selector: selectors.BaseSelector, free: list[Any]
     ) -> None:
         """Starts what a trial has to do next, where it has."""
         trial = self._study.trials[number]
@@ -101,7 +112,7 @@ class Searching:
             self._complete(number, trial.intermediate_values[last])
             free.append(slot)
             return
-        asked = {"parent": os.getpid(), "in_shell": errors.in_shell}
+        asked = {"in_shell": errors.in_shell}
         if request.space is None and DEFINED not in trial.user_attrs:
             module = _DEFINE
             asked |= {"journal": str(self._folder.journal), "model": request.model}
@@ -113,7 +124,7 @@ class Searching:
             asked |= {"configs": self._configs(number, target)}
             asked |= {"where": asdict(request.where), "max_restarts": request.max_restarts}
         self._on_change(self._row(number))
-        running = slots.start(number, module, asked, slot, self._folder.log(number))
+        running = self._place.start(number, module, asked, slot, self._folder.log(number))
         self._running[number] = running
         selector.register(running.process.stdout, selectors.EVENT_READ, running)
 
@@ -145,7 +156,7 @@ class Searching:
             return [place]
         return [place / f"fold-{fold}" for fold in range(len(self._data))]
 
-    def _hear(self, running: Running, selector: selectors.BaseSelector, free: list[Slot]) -> None:
+    def _hear(self, running: Running, selector: selectors.BaseSelector, free: list[Any]) -> None:
         told = running.events()
         for event in told or ():
             running.last = event
@@ -169,7 +180,7 @@ class Searching:
         seen.append(float(metrics[self._metric]))
         self._on_change(self._row(number))
 
-    def _goes_on(self, running: Running, code: int) -> bool:
+    def _goes_on(self, running: Running, code: int | None) -> bool:
         """Notes what a process has come to; whether its trial goes on."""
         number, last = running.number, running.last
         kind = last.get("event")
@@ -192,7 +203,10 @@ class Searching:
             self._study.trial(number).set_user_attr(REASON, last["text"])
             self._end(number, "PRUNED")
             return False
-        told = last["text"] if kind == "failed" else f"its process ended with {ending(code)}"
+        if code is None and kind != "failed" and number not in self._lost:
+            self._lost.add(number)
+            return True  # From its checkpoint, on another node.
+        told = last["text"] if kind == "failed" else _how_ended(code)
         if not self._has_values():
             raise self._all_would_fail(told, kind == "failed", number)
         self._study.trial(number).set_user_attr(REASON, told)
@@ -250,3 +264,9 @@ class Searching:
             dict(trial.params),
             trial.user_attrs.get(REASON),
         )
+
+
+def _how_ended(code: int | None) -> str:
+    if code is None:
+        return "the node that it ran on was lost, and then the one that it was tried on again"
+    return f"its process ended with {ending(code)}"

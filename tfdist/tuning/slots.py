@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tfdist.errors import OptionError, spelt
 from tfdist.launch import hosts
@@ -60,13 +60,30 @@ def divided(parallel: int, workers: int) -> list[Slot]:
     ]
 
 
+class Place(Protocol):
+    """Where trials run: this machine, as this module's functions have it, or ``on_ray.Cluster``."""
+
+    def divided(self, parallel: int, workers: int) -> list[Any]:
+        """Returns what each of so many trials at a time has for itself."""
+
+    def start(
+        self, number: int, module: str, request: dict[str, Any], slot: Any, log: Path
+    ) -> Running:
+        """Starts a process of a trial."""
+
+
 @dataclass
 class Running:
-    """A process of a trial, which tells a JSON object a line on ``process.stdout``."""
+    """A process of a trial, which tells a JSON object a line on ``process.stdout``.
+
+    Attributes:
+        slot: one that the place has given.
+        process: a ``subprocess.Popen``, or what its place has for it.
+    """
 
     number: int
-    slot: Slot
-    process: subprocess.Popen
+    slot: Any
+    process: Any
     last: dict[str, Any] = field(default_factory=dict)
     _part: bytes = b""
 
@@ -86,7 +103,7 @@ def start(number: int, module: str, request: dict[str, Any], slot: Slot, log: Pa
         log: what it prints is added to this file.
     """
     env = os.environ | ({} if slot.gpus is None else {VISIBLE: slot.gpus})
-    request = request | {"cpus": slot.cpus}
+    request = request | {"parent": os.getpid(), "cpus": slot.cpus}
     with log.open("ab") as printed:
         process = subprocess.Popen(
             [sys.executable, "-m", module, json.dumps(request)],

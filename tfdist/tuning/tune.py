@@ -13,7 +13,7 @@ from tfdist.runs import ranks
 from tfdist.runs.settings import Settings
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import picked
-from tfdist.tuning import folds, results, study
+from tfdist.tuning import folds, on_ray, results, study
 from tfdist.tuning import space as spaces
 from tfdist.tuning.folder import SearchFolder
 from tfdist.tuning.request import Request, Search
@@ -31,6 +31,7 @@ def tune(
     space: Mapping[str, Any] | str | os.PathLike | None = None,
     trials: int = 20,
     parallel: int = 1,
+    on: str = "here",
     metric: str = "val_loss",
     pruner: str = "halving",
     grace: int = 1,
@@ -59,6 +60,10 @@ def tune(
             training: lr, global_batch_size, seed, augment, class_weight, pad_to.
         trials: trials in all, with those before ``resume``.
         parallel: trials at a time; each has its part of the cores, or of the GPUs.
+        on: "here": trials run on this machine; "ray": on the Ray cluster at RAY_ADDRESS, else on
+            one of this machine. Each then has as many cores, or GPUs, of one node as let
+            ``parallel`` run, and ``output`` lies on a file system that all nodes share. A trial
+            whose node is lost is tried again once.
         metric: what is compared: its value after the last epoch of a trial; "f,mode=max" where
             the name does not tell which is better.
         pruner: "halving"; "median": after ``grace`` epochs, ``2 * grace``, ... a trial whose best
@@ -80,7 +85,7 @@ def tune(
 
     Raises:
         TfdistError: a mistake of the user's, here or on a rank of the first trial.
-        EngineMissingError: Optuna is not installed.
+        EngineMissingError: Optuna, or Ray with ``on="ray"``, is not installed.
     """
     given = locals()
     of_where, of_settings = picked(Where, training), picked(Settings, training)
@@ -106,6 +111,8 @@ def tune(
 def carry_out(request: Request, *, resume: bool, on_change: Callable[[TrialRow], None]) -> Found:
     """Searches as ``request`` says; see ``tune`` for what it returns and raises."""
     study.imported()
+    if request.search.on == "ray":
+        on_ray.imported()
     folder = SearchFolder(request.output)
     with folder.taken(request.check(), resume=resume):
         data = [request.data]
