@@ -64,6 +64,15 @@ def test_without_ray_the_extra_is_named(monkeypatch):
         pass
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:here"])
+def test_an_address_without_a_cluster_is_told(monkeypatch, address):
+    pytest.importorskip("ray", reason="tfdist[ray] is not installed")
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    told = rf"RAY_ADDRESS must name a Ray cluster that runs.*{address}"
+    with pytest.raises(OptionError, match=told), connected(10):
+        pass
+
+
 def test_hosts_are_refused(tmp_path):
     tfdist.records.write("digits", tmp_path / "data", num_shards=4, split="train=5,validation=1")
     model = tmp_path / "model.py"
@@ -85,7 +94,9 @@ def cluster(monkeypatch) -> Iterator[Any]:
 
     monkeypatch.setenv("PYTHONPATH", str(_ROOT), prepend=os.pathsep)
     head = {"num_cpus": 0, "include_dashboard": False}
+    before = signal.getsignal(signal.SIGTERM)
     cluster = Cluster(initialize_head=True, head_node_args=head)
+    signal.signal(signal.SIGTERM, before)  # Ray's own ends the tests when a node of it ends.
     try:
         for _ in range(2):
             cluster.add_node(num_cpus=1)

@@ -12,6 +12,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -32,6 +33,7 @@ _TURN_S = 1.0
 # Ray itself notices a lost node after 30 s. This is the limit of what it does not notice.
 _SILENCE_S = 120.0
 _LONGEST_READ = 1 << 16
+_KNOCK_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,21 @@ def _connect(ray: Any, address: str | None) -> None:
         ray.init(address="local", **alone, **quiet)
         return
     try:
+        _knock(address)
         ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise OptionError(
             f"{ADDRESS} must name a Ray cluster that runs",
             received=f"{address}, and an error: {(str(error).splitlines() or ['none told'])[0]}",
             mend=f"Start one with `ray start --head`, or unset {ADDRESS} for one of this machine",
         ) from None
+
+
+def _knock(address: str) -> None:
+    """Raises OSError or ValueError: nobody listens there, which Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host:  # Others, as "auto", name a cluster that Ray looks for on this machine.
+        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
 
 
 @contextlib.contextmanager
