@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def test_an_input_and_a_label_of_equal_values_are_two_buffers():
-    """Made-up rows are equal, those of a training are not: both take what they take."""
+    """TensorFlow makes one constant of equal ones, a training has no constants for them."""
     from tensorflow import keras
 
     def model_fn():

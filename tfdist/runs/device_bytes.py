@@ -50,7 +50,7 @@ def _run_noted(traced: Any, args: tuple[Any, ...]) -> tuple[Any, dict[str, int]]
         begun = []
         rows: dict[str, Any] = {}
         for batch, inputs in batches:
-            # Constants of equal values, as made-up x and y, would share one buffer.
+            # Constants of equal values would share one buffer.
             places = tf.nest.map_structure(lambda one: v1.placeholder(one.dtype, one.shape), batch)
             named = [place.name for place in tf.nest.flatten(places)]
             rows |= zip(named, tf.nest.flatten(batch), strict=True)
