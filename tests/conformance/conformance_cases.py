@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 GLOBAL_BATCH_SIZE = 12
+#: That of the epochs after a resume that rescales.
+RESCALED_BATCH_SIZE = 20
 NUM_CLASSES = 3
 SHUFFLE_SEED = 3
 
@@ -56,6 +58,7 @@ OTHER_CASES = (
     "class_weight-mlp-weights-adam",
     "train_step-mlp",
     "resume-convnet",
+    "rescale-convnet",
     "save-convnet",
 )
 CASES = (*TRAIN_CASES, *OTHER_CASES)
@@ -83,6 +86,7 @@ SHORT = (
     "class_weight-mlp-weights-adam",
     "train_step-mlp",
     "resume-convnet",
+    "rescale-convnet",
     "save-convnet",
 )
 _INPUTS = {"two_inputs": "a dict"}

@@ -60,6 +60,10 @@ class Side(abc.ABC):
     def resume(self, name: str, data: tuple, validation_data: tuple) -> tuple[Any, dict]:
         """Returns the model after RESUMED_EPOCHS, and the history from the second epoch on."""
 
+    @abc.abstractmethod
+    def rescale(self, name: str, data: tuple) -> tuple[Any, dict]:
+        """Returns what ``resume`` does; from the second epoch on RESCALED_BATCH_SIZE holds."""
+
     def model(self, name: str, optimizer: str) -> Any:
         """Returns the model as if it had never been trained."""
         key = (name, optimizer)
@@ -128,6 +132,11 @@ def _resume(side: Side, model: str) -> Observed:
     held_out = cases.arrays(model, 7, "of records", seed=1)
     resumed, history = side.resume(model, data, held_out)
     return _weights(resumed) | _history(history)
+
+
+def _rescale(side: Side, model: str) -> Observed:
+    rescaled, history = side.rescale(model, cases.arrays(model, *cases.DATA["weights"]))
+    return _weights(rescaled) | _history(history)
 
 
 def _save(side: Side, model: str) -> Observed:

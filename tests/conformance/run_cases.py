@@ -37,7 +37,8 @@ class OnStrategy(observed.Side):
         return self._strategy.build(model_fn)
 
     def _dataset(self, data: tuple, **options: Any) -> Any:
-        return self._strategy.dataset(data, global_batch_size=cases.GLOBAL_BATCH_SIZE, **options)
+        options = {"global_batch_size": cases.GLOBAL_BATCH_SIZE} | options
+        return self._strategy.dataset(data, **options)
 
     def fit(
         self, model: Any, data: tuple, *, epochs: int = observed.EPOCHS, **options: Any
@@ -101,6 +102,25 @@ class OnStrategy(observed.Side):
         ).history
         assert {len(values) for values in history.values()} == {2}, history
         return resumed, history
+
+    def rescale(self, name: str, data: tuple) -> tuple[Any, dict]:
+        """A fit of one epoch, and gone on with in larger batches by a model that knows nothing."""
+        kept, optimizer = self._folder / "rescale", cases.optimizer_of(name)
+        self.model(name, optimizer).fit(
+            self._dataset(data, seed=cases.SHUFFLE_SEED),
+            callbacks=[tfdist.Checkpoints(kept)],
+            verbose=0,
+        )
+        rescaled = self.model(name, optimizer)
+        larger = {"global_batch_size": cases.RESCALED_BATCH_SIZE, "seed": cases.SHUFFLE_SEED}
+        history = rescaled.fit(
+            self._dataset(data, **larger),
+            epochs=observed.RESUMED_EPOCHS,
+            callbacks=[tfdist.Checkpoints(kept, resume=True)],
+            verbose=0,
+        ).history
+        assert {len(values) for values in history.values()} == {2}, history
+        return rescaled, history
 
 
 def differences(found: observed.Observed, expected: observed.Observed) -> dict[str, float]:

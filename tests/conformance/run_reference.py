@@ -42,16 +42,24 @@ class OneDevice(observed.Side):
         self, model: Any, data: tuple, *, epochs: int = observed.EPOCHS, **options: Any
     ) -> dict:
         data = _weighted(data, options.pop("class_weight", {}))
+        return self._fit(model, data, range(epochs), cases.GLOBAL_BATCH_SIZE, **options)
+
+    def _fit(self, model: Any, data: tuple, epochs: range, rows: int, **options: Any) -> dict:
+        """Trains on batches of ``rows``, or of all records where a step is a round."""
         parts = observed.BATCHES[self.batches]
-        size = cases.GLOBAL_BATCH_SIZE if parts else len(_first(data))
+        size = rows if parts else len(_first(data))
         asked = DataOptions(global_batch_size=size, seed=cases.SHUFFLE_SEED)
         feed = make_feed(data, asked, parts=parts or 1)
-        batches = feed.on_one_device().epochs(0, epochs)
-        steps = feed.steps_per_epoch
         eager_variables.make_slots(model)
         eager_variables.make_known_metrics(model, feed.records.element_spec)
         return model.fit(
-            batches, epochs=epochs, steps_per_epoch=steps, shuffle=False, verbose=0, **options
+            feed.on_one_device().epochs(epochs.start, epochs.stop),
+            initial_epoch=epochs.start,
+            epochs=epochs.stop,
+            steps_per_epoch=feed.steps_per_epoch,
+            shuffle=False,
+            verbose=0,
+            **options,
         ).history
 
     def evaluate(self, model: Any, data: tuple) -> dict[str, float]:
@@ -72,6 +80,12 @@ class OneDevice(observed.Side):
         epochs = observed.RESUMED_EPOCHS
         history = self.fit(model, data, epochs=epochs, validation_data=validation_data)
         return model, {name: values[1:] for name, values in history.items()}
+
+    def rescale(self, name: str, data: tuple) -> tuple[Any, dict]:
+        model = self.model(name, cases.optimizer_of(name))
+        self._fit(model, data, range(1), cases.GLOBAL_BATCH_SIZE)
+        later = range(1, observed.RESUMED_EPOCHS)
+        return model, self._fit(model, data, later, cases.RESCALED_BATCH_SIZE)
 
 
 def _weighted(data: tuple, class_weight: dict[int, float]) -> tuple:

@@ -139,6 +139,7 @@ _OF_TWO_RANKS = (
     "predict-saturated",
     "class_weight-mlp-weights-adam",
     "resume-convnet",
+    "rescale-convnet",
     "save-convnet",
 )
 
@@ -159,6 +160,7 @@ _OF_LESS_MEMORY = (
     "train-list_outputs-weights-adamw",
     "evaluate-mlp",
     "resume-convnet",
+    "rescale-convnet",
     "save-convnet",
 )
 
@@ -177,6 +179,7 @@ _OF_UNLIKE_SPEEDS = (
     "predict-two_inputs",
     "class_weight-mlp-weights-adam",
     "resume-convnet",
+    "rescale-convnet",
 )
 
 ROWS = (
@@ -346,6 +349,7 @@ ROWS = (
         num_replicas=1,
         batches="a_round",
         models=("convnet",),
+        leaves_out={"rescale-*": "a round has all records of its clients, and no global batch"},
     ),
 )
 

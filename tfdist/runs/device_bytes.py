@@ -48,8 +48,13 @@ def _run_noted(traced: Any, args: tuple[Any, ...]) -> tuple[Any, dict[str, int]]
     with tf.Graph().as_default(), tf.device(home):
         fed: dict[str, Any] = {}
         begun = []
+        rows: dict[str, Any] = {}
         for batch, inputs in batches:
-            dataset = tf.data.Dataset.from_tensors(batch).repeat()
+            # Constants of equal values would share one buffer.
+            places = tf.nest.map_structure(lambda one: v1.placeholder(one.dtype, one.shape), batch)
+            named = [place.name for place in tf.nest.flatten(places)]
+            rows |= zip(named, tf.nest.flatten(batch), strict=True)
+            dataset = tf.data.Dataset.from_tensors(places).repeat()
             specs = tf.nest.flatten(dataset.element_spec)
             kinds = {
                 "output_types": [spec.dtype for spec in specs],
@@ -71,7 +76,7 @@ def _run_noted(traced: Any, args: tuple[Any, ...]) -> tuple[Any, dict[str, int]]
         fetched = tf.graph_util.import_graph_def(_placed_freely(traced), fed, ends, name="")
         cpus = len(tf.config.list_logical_devices("CPU"))
         with v1.Session(config=v1.ConfigProto(device_count={"CPU": cpus})) as session:
-            session.run([v1.global_variables_initializer(), *begun])
+            session.run([v1.global_variables_initializer(), *begun], rows)
             session.run(fetched)  # Once before, as TensorFlow optimizes it then.
             noted = v1.RunMetadata()
             asked = v1.RunOptions(
