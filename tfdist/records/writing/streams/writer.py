@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from tfdist import __version__
-from tfdist.errors import DataError
 from tfdist.records.format.columns import Columns
 from tfdist.records.format.encoding import (
     FOOTER_BYTES,
@@ -22,7 +21,7 @@ from tfdist.records.format.encoding import (
 )
 from tfdist.records.format.manifest import Layout, Manifest
 from tfdist.records.format.offsets import write_offsets
-from tfdist.records.wording import NO_RECORD
+from tfdist.records.wording import no_record
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.options import WriteOptions
 from tfdist.records.writing.shard_files import Counter, staging_folder, stop_on_sigterm
@@ -81,7 +80,7 @@ def read_head(stream: Stream, images: ImageOptions, *, head_bytes: int | None = 
             is_whole = False
             break
     if not chunks:
-        raise DataError("a source must have at least one record", received="none", mend=NO_RECORD)
+        raise no_record("none", "a source")
     features = StreamFeatures(stream, [chunk for _, chunk in chunks], images)
     return Head(chunks, is_whole, features)
 
