@@ -14,7 +14,8 @@ from tfdist import __version__
 from tfdist.errors import DataError, OptionError
 from tfdist.records.format.checking import damage
 from tfdist.records.format.columns import Columns
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, int64_in
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES
+from tfdist.records.format.examples import int64_in
 from tfdist.records.format.files import open_regular
 from tfdist.records.format.manifest import (
     MANIFEST_NAME,
