@@ -64,19 +64,18 @@ class Head:
         return Columns(**{**vars(columns), "splits": splits})
 
 
-def read_head(stream: Stream, images: ImageOptions, *, head_bytes: int | None = None) -> Head:
+def read_head(stream: Stream, images: ImageOptions) -> Head:
     """Reads the first records of a stream. Raises DataError when there are none.
 
     Args:
         images: what is said of those among its values.
     """
-    limit = HEAD_BYTES if head_bytes is None else head_bytes
     chunks, size, is_whole = [], 0, True
     for split, chunk in stream.chunks:
         chunks.append((split, chunk))
         objects = sum(not isinstance(values, np.ndarray) for values in chunk.values())
         size += chunk_bytes(chunk) + objects * _length(chunk) * _OBJECT_BYTES
-        if size > limit:
+        if size > HEAD_BYTES:
             is_whole = False
             break
     if not chunks:
@@ -90,8 +89,6 @@ def write_stream(
     head: Head,
     out: Path,
     options: WriteOptions,
-    *,
-    buffer_bytes: int = BUFFER_BYTES,
 ) -> Manifest:
     """Writes a stream that its head is only the beginning of; see ``writer.write``."""
     shares, as_read = options.shares, options.as_read
@@ -109,9 +106,7 @@ def write_stream(
         for frames, class_ids in framer.frames(chunk)
     )
     with staging_folder(out) as folder, stop_on_sigterm():
-        shards = StreamShards(
-            folder, shares, per_split, options.seed, options.compression, buffer_bytes
-        )
+        shards = StreamShards(folder, shares, per_split, options.seed, options.compression)
         for split, frames, class_ids in framed:
             shards.add(frames, split, class_ids)
             counter.add(len(frames))
@@ -124,7 +119,7 @@ def write_stream(
             stratified=False,
             compression=options.compression,
             written_by=f"tfdist {__version__}",
-            mixing=mixing_note(buffer_bytes, framer.mean_bytes, sum(per_split.values())),
+            mixing=mixing_note(framer.mean_bytes, sum(per_split.values())),
             left_out=dict(stream.left_out),
         )
         write_offsets(folder, manifest)
@@ -147,9 +142,9 @@ def _of_source(
         raise SourceFailedError from error
 
 
-def mixing_note(buffer_bytes: int, record_bytes: float, num_shards: int) -> str:
+def mixing_note(record_bytes: float, num_shards: int) -> str:
     """Returns how well the records of a stream are mixed, for the manifest and the user."""
-    held = int(buffer_bytes / max(1, record_bytes))
+    held = int(BUFFER_BYTES / max(1, record_bytes))
     return (
         f"dealt to {num_shards} shards at random, and mixed by a buffer of about {held:,} records"
     )
