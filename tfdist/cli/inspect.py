@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tfdist.cli import completion, voice
+from tfdist.records.report_text import table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -236,21 +237,10 @@ def _tables_of_clients(stores: dict[str, ShardStore]) -> Iterator[Table]:
             table.title = f"{name}: {table.title}"
             yield table
         if store.errors:
-            unreadable = _table(f"{name}: clients that cannot be read", ("client", "reason"), ())
+            unreadable = table_of(f"{name}: clients that cannot be read", ("client", "reason"), ())
             for client, error in store.errors.items():
                 unreadable.add_row(client, str(error))
             yield unreadable
-
-
-def _table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for name in left:
-        table.add_column(name, overflow="fold")
-    for name in right:
-        table.add_column(name, justify="right")
-    return table
 
 
 def schema_table(schema: Schema) -> Table:
@@ -258,7 +248,7 @@ def schema_table(schema: Schema) -> Table:
 
     titles = ("feature", "role", "dtype", "shape", "encoding", "names")
     is_changed = any(feature.reading != AS_STORED for feature in schema.features)
-    table = _table("schema", (*titles, "read as") if is_changed else titles, ())
+    table = table_of("schema", (*titles, "read as") if is_changed else titles, ())
     for feature in schema.features:
         names = feature.classes or feature.columns or ()
         shown = ", ".join(names[:_CLASSES_SHOWN])
@@ -292,7 +282,7 @@ def _read_as(feature: Feature) -> str:
 def splits_table(manifest: Manifest) -> Table:
     from tfdist.cli.console import megabytes
 
-    table = _table("splits", ("split",), ("records", "share", "shards", "size"))
+    table = table_of("splits", ("split",), ("records", "share", "shards", "size"))
     total = sum(split.records for split in manifest.splits.values())
     for name, split in manifest.splits.items():
         share = f"{split.records / total:.1%}"
@@ -302,7 +292,7 @@ def splits_table(manifest: Manifest) -> Table:
 
 
 def _left_out_table(manifest: Manifest) -> Table:
-    table = _table("left out of the source", ("why",), ("records",))
+    table = table_of("left out of the source", ("why",), ("records",))
     for why, count in manifest.left_out.items():
         table.add_row(why, f"{count:,}")
     return table
@@ -311,7 +301,7 @@ def _left_out_table(manifest: Manifest) -> Table:
 def _classes_table(manifest: Manifest) -> Table:
     label = manifest.schema.class_label
     assert label is not None
-    table = _table(f"classes of '{label.name}'", ("class",), tuple(manifest.splits))
+    table = table_of(f"classes of '{label.name}'", ("class",), tuple(manifest.splits))
     counts = [split.class_counts or {} for split in manifest.splits.values()]
     present = sorted({class_id for of_split in counts for class_id in of_split})
     class_ids = list(range(len(label.classes))) if label.classes else present
@@ -327,7 +317,7 @@ def _classes_table(manifest: Manifest) -> Table:
 
 
 def _shards_table(manifest: Manifest) -> Table:
-    table = _table("shards", ("file",), ("records", "bytes", "crc32c"))
+    table = table_of("shards", ("file",), ("records", "bytes", "crc32c"))
     for split in manifest.splits.values():
         shown = split.shards[:_CLIENT_SHARDS_SHOWN] if split.has_clients else split.shards
         for shard in shown:

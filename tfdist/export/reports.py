@@ -12,6 +12,7 @@ from tfdist.errors import ExportError
 from tfdist.export.latency import Benchmark
 from tfdist.export.layers import ROUNDING, LayerError
 from tfdist.export.parity import Parity
+from tfdist.records.report_text import table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -146,17 +147,6 @@ def as_text(tables: Iterable[Table], lines: Iterable[str] = ()) -> str:
         console.print(table)
     text = [line.rstrip() for line in console.file.getvalue().splitlines()]
     return "\n".join([*text, *lines])
-
-
-def table_of(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for name in left:
-        table.add_column(name, overflow="fold")
-    for name in right:
-        table.add_column(name, justify="right")
-    return table
 
 
 def _size(candidate: Candidate, float_bytes: int) -> list[str]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _WIDTH = 120
 
@@ -20,3 +23,15 @@ def as_text(*renderables: Any) -> str:
     for renderable in renderables:
         console.print(renderable, soft_wrap=isinstance(renderable, str))
     return text.getvalue().rstrip("\n")
+
+
+def table_of(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
+    """Returns an empty table whose columns are set to the left, and then to the right."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right")
+    return table

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tfdist.errors import DataError
+
 #: What to do about data without a record, and about parts that do not belong together.
 NO_RECORD = "Look for a filter, a slice or a path that leaves none"
 EQUAL_ROWS = "Give as many rows of each: row n of every part is record n"
+
+
+def no_record(received: str, what: str = "data") -> DataError:
+    """Returns the error for what has no record."""
+    return DataError(f"{what} must have at least one record", received=received, mend=NO_RECORD)
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tfdist.records.adopting.examples import Values, count, floats, integers, strings
+from tfdist.records.format.examples import Values, count, floats, integers, strings
 from tfdist.records.format.exif import UPRIGHT, is_sideways, orientation_of_jpeg
 
 # Numbers that are no class ids differ nearly all: counting them would need their memory.

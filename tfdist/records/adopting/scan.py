@@ -13,10 +13,10 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from tfdist.records.adopting.examples import NoExampleError, features_of
 from tfdist.records.adopting.feature_statistics import Found
 from tfdist.records.format.checking import Fault, ShardReader, check_records
 from tfdist.records.format.encoding import HEADER_BYTES, mask
+from tfdist.records.format.examples import NoExampleError, features_of
 from tfdist.records.format.files import open_regular, unreadable
 
 _GZIP_MAGIC = b"\x1f\x8b\x08"

@@ -63,18 +63,17 @@ def _refuse_secrets(scheme: str, rest: str) -> None:
         )
 
 
-def refuse_url(path: Any, what: str, mend: str = "Name a folder, and copy it afterwards") -> None:
+def refuse_url(path: Any, what: str) -> None:
     """Raises DataError where a path is a URL.
 
     Args:
         what: what must lie on this machine, for the message.
-        mend: what to do about it.
     """
     if url := url_of(path):
         raise DataError(
             f"{what} must be a folder of this machine",
             received=url,
-            mend=mend,
+            mend="Name a folder, and copy it afterwards",
         )
 
 

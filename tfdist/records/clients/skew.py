@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdist.records import charts
-from tfdist.records.report_text import as_text
+from tfdist.records.report_text import as_text, table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -77,7 +77,7 @@ class Skew:
     def _summary(self) -> Table:
         dealt = "" if self.partition is None else f", {self.partition}"
         title = f"{len(self.ids):,} clients, {self.num_records.sum():,} records{dealt}"
-        table = _table(title, ("of a client",), ("smallest", "median", "mean", "largest"))
+        table = table_of(title, ("of a client",), ("smallest", "median", "mean", "largest"))
         for name, values, form in self._measures():
             of_readable = values[self.num_records > 0]
             if len(of_readable):
@@ -97,7 +97,7 @@ class Skew:
         if self.counts is not None:
             columns += ["classes", "skew"]
             columns += self.class_names if few else ["largest class"]
-        table = _table("records of each class" if few else "clients", ("client",), tuple(columns))
+        table = table_of("records of each class" if few else "clients", ("client",), tuple(columns))
         for row, client in enumerate(itertools.islice(self.ids, _CLIENTS_SHOWN)):
             table.add_row(client, f"{self.num_records[row]:,}", *self._classes_of(row, few))
         if len(self.ids) > _CLIENTS_SHOWN:
@@ -144,17 +144,6 @@ def measure_skew(
             matrix[row, column[class_id]] = count
     names = class_names if named else map(str, class_ids)
     return Skew(known.ids, known.num_records, partition, tuple(class_ids), tuple(names), matrix)
-
-
-def _table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for name in left:
-        table.add_column(name, overflow="fold")
-    for name in right:
-        table.add_column(name, justify="right")
-    return table
 
 
 def _whole(value: float) -> str:

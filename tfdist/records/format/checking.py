@@ -12,7 +12,8 @@ from crc32c import crc32c
 
 from tfdist.errors import CorruptShardError, TfdistError, unknown_choice
 from tfdist.records.buckets.cache import local_shards
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, mask, values_in
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, mask
+from tfdist.records.format.examples import values_in
 from tfdist.records.format.files import open_regular, unreadable
 from tfdist.records.format.manifest import (
     Manifest,

@@ -20,7 +20,7 @@ from tfdist.records.format.text_and_ragged import (
     as_label,
 )
 from tfdist.records.format.whole_numbers import note_rounded
-from tfdist.records.wording import EQUAL_ROWS, NO_RECORD
+from tfdist.records.wording import EQUAL_ROWS, no_record
 
 
 class Column(Protocol):
@@ -159,7 +159,7 @@ def check_lengths(lengths: Mapping[str, int]) -> None:
             "all arrays must have the same number of records", received=counted, mend=EQUAL_ROWS
         )
     if 0 in lengths.values():
-        raise DataError("a source must have at least one record", received="none", mend=NO_RECORD)
+        raise no_record("none", "a source")
 
 
 def column_of(

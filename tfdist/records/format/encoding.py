@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from crc32c import crc32c
 
+from tfdist.records.format.examples import floats, int64_in, list_in, values_in
 from tfdist.records.format.manifest import Layout, Slot
 from tfdist.records.format.schema import Feature, Schema
 
@@ -184,25 +185,6 @@ def frame_record(record: bytes) -> tuple[bytes, bytes, bytes]:
     return header, record, struct.pack("<I", mask(crc32c(record)))
 
 
-def values_in(record: bytes, name: str) -> list[bytes]:
-    """Returns the values of the BytesList of one feature of an Example, of any writer.
-
-    Raises:
-        ValueError: the bytes are no Example.
-    """
-    return _list_in(record, name, _LIST_FIELD["bytes"])
-
-
-def int64_in(record: bytes, name: str) -> list[int]:
-    """Returns the values of the Int64List of one feature of an Example, as tfdist packs them.
-
-    Raises:
-        ValueError: the bytes are no Example.
-    """
-    packed = _list_in(record, name, _LIST_FIELD["int64"])
-    return [number for values in packed for number in _varints(values)]
-
-
 def example_of(values: Mapping[Feature, Any]) -> bytes:
     """Returns the Example of one record.
 
@@ -218,72 +200,18 @@ def value_of(record: bytes, feature: Feature) -> Any:
     Raises:
         ValueError: the bytes are no Example.
     """
-    found = _list_in(record, feature.name, _LIST_FIELD[feature.encoding])
-    if feature.is_image:
-        return found[0]
-    if feature.encoding == "bytes":
-        return found if feature.shape else found[0]
     if feature.encoding == "int64":
-        numbers = [number for values in found for number in _varints(values)]
-        flat = np.array(numbers, np.int64)
+        flat = np.array(int64_in(record, feature.name), np.int64)
+    elif feature.encoding == "float":
+        found = list_in(record, feature.name, "float")
+        flat = np.array([] if found is None else floats(record, found), feature.dtype)
     else:
-        flat = np.frombuffer(b"".join(found), feature.dtype)
+        values = values_in(record, feature.name)
+        if feature.encoding != "raw":
+            return values if feature.encoding == "bytes" and feature.shape else values[0]
+        flat = np.frombuffer(b"".join(values), feature.dtype)
     shape = (-1, *feature.shape[1:]) if feature.is_ragged else feature.shape
     return flat.reshape(shape).astype(feature.dtype)
-
-
-def _list_in(record: bytes, name: str, list_field: int) -> list[bytes]:
-    """Returns the fields of the list of one feature; none where it has another kind of list."""
-    found: list[bytes] = []
-    for features in _fields(record, 1):
-        for entry in _fields(features, 1):
-            if _fields(entry, 1)[-1:] == [name.encode()]:
-                # Of a key that comes twice the last one counts.
-                lists = [
-                    item for feature in _fields(entry, 2) for item in _fields(feature, list_field)
-                ]
-                found = [value for item in lists for value in _fields(item, 1)]
-    return found
-
-
-def _varints(packed: bytes) -> list[int]:
-    numbers, at = [], 0
-    while at < len(packed):
-        number, at = _varint_at(packed, at)
-        number &= (1 << 64) - 1
-        numbers.append(number - (1 << 64) if number >> 63 else number)
-    return numbers
-
-
-def _fields(message: bytes, wanted: int) -> list[bytes]:
-    """Returns the length-delimited fields of one number in a protobuf message."""
-    found, at = [], 0
-    while at < len(message):
-        key, at = _varint_at(message, at)
-        kind = key & 7
-        if kind == 0:
-            _, at = _varint_at(message, at)
-            continue
-        length, at = _varint_at(message, at) if kind == 2 else ({1: 8, 5: 4}.get(kind, -1), at)
-        if length < 0 or at + length > len(message):
-            raise ValueError("no protobuf message")
-        if kind == 2 and key >> 3 == wanted:
-            found.append(message[at : at + length])
-        at += length
-    return found
-
-
-def _varint_at(message: bytes, at: int) -> tuple[int, int]:
-    """Returns a varint and where it ends."""
-    number = 0
-    for place in range(MAX_VARINT_BYTES):
-        if at + place >= len(message):
-            break
-        digit = message[at + place]
-        number |= (digit & 127) << (7 * place)
-        if digit < 128:
-            return number, at + place + 1
-    raise ValueError("no protobuf message")
 
 
 def _varying(schema: Schema) -> list[Feature]:

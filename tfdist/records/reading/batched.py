@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.errors import DataError
 from tfdist.records.reading import dataset_graph as graph
 from tfdist.records.sources.elements import Shape, cannot_be_told, in_words, told_by_shapes
-from tfdist.records.wording import EQUAL_ROWS, NO_RECORD
+from tfdist.records.wording import EQUAL_ROWS, no_record
 
 _BATCHES = ("Batch", "ParallelBatch", "PaddedBatch", "MapAndBatch", "Rebatch", "LegacyRebatch")
 _MAPS = ("Map", "ParallelMap", "Scan", "ParseExample")
@@ -243,9 +243,7 @@ def _measured(batches: tf.data.Dataset) -> tuple[int, set[tuple[tuple[int, ...],
         rows += sizes[0]
         seen.add(tuple(shape[1:] for shape in shapes))
     if not rows:
-        raise DataError(
-            "data must have at least one record", received="an empty dataset", mend=NO_RECORD
-        )
+        raise no_record("an empty dataset")
     return rows, seen
 
 

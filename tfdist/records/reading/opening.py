@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.records.format.manifest import Manifest, SplitInfo, load_manifest
 from tfdist.records.format.split_place import find_split
 from tfdist.records.reading.batched import check_dense, single_records
-from tfdist.records.reading.open_shards_apart import open_stored
+from tfdist.records.reading.pipes import PipeSource
 from tfdist.records.reading.rereadable import records_of
 from tfdist.records.reading.section import Section
 from tfdist.records.reading.section_source import SectionSource
@@ -53,7 +55,7 @@ def open_source(
         return DatasetSource(records_of(found, batched))
     refuse_batched(batched, source)
     if isinstance(source, Stored):
-        return open_stored(source, any_size=any_size)
+        return _open_stored(source, any_size=any_size)
     if isinstance(source, Section):
         return SectionSource(source, any_size=any_size)
     if isinstance(source, (str, Path)):
@@ -68,3 +70,42 @@ def open_source(
         received=f"a {type(source).__name__}",
         mend="Give one of these, such as (x, y)",
     )
+
+
+def _open_stored(stored: Stored, *, any_size: bool) -> ShardSource:
+    """Returns the source of shards that a cloud delivers.
+
+    Args:
+        any_size: see ``ShardSource``.
+
+    Raises:
+        DataError: no manifest or split, or this host has none of the shards.
+    """
+    manifest = replace(load_manifest(stored.manifest), shards_in=None)
+    if stored.split not in manifest.splits:
+        raise DataError(
+            "the split must be one that the manifest names",
+            received=f"'{stored.split}'",
+            mend=f"Choose one of {', '.join(manifest.splits)}",
+        )
+    given = {
+        "any_size": any_size,
+        "readers": (stored.reader, stored.readers) if stored.divided else None,
+    }
+    if stored.pipes:
+        return PipeSource(stored.folder, stored.split, manifest, some=stored.divided, **given)
+    if stored.divided:
+        manifest = _only_present(manifest, stored)
+    return ShardSource(stored.folder, stored.split, manifest, is_apart=True, **given)
+
+
+def _only_present(manifest: Manifest, stored: Stored) -> Manifest:
+    shards = manifest.splits[stored.split].shards
+    present = tuple(shard for shard in shards if (stored.folder / shard.file).is_file())
+    if not present:
+        raise DataError(
+            f"every host must have at least one shard of split '{stored.split}'",
+            received=f"none in {stored.folder}",
+            mend="Write more shards with `tfdist shard --num-shards`, or use fewer hosts",
+        )
+    return replace(manifest, splits={stored.split: SplitInfo(shards=present)})

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.records.format.schema import STRING, Feature
 from tfdist.records.reading.graph_checks import check, listed
-from tfdist.records.reading.raw_values import from_bytes
+from tfdist.records.reading.parsing import from_bytes
 
 
 def padded(feature: Feature, values: tf.RaggedTensor | tf.Tensor) -> tf.Tensor:

@@ -1,9 +1,10 @@
-"""The values of the features of serialised records, as their protobuf has them."""
+"""The values of the features of serialised records, as their protobuf or their bytes have them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.records.format.schema import Feature, Schema
@@ -40,3 +41,16 @@ def _spec(feature: Feature) -> tf.io.FixedLenFeature | tf.io.RaggedFeature:
     if feature.is_ragged:
         return tf.io.RaggedFeature(stored, row_splits_dtype=tf.int64)
     return tf.io.FixedLenFeature(feature.shape, stored)
+
+
+def from_bytes(digits: tf.Tensor, dtype: str) -> tf.Tensor:
+    """Returns the numbers of a dtype, [batch, n], of uint8 [batch, n * bytes of a number]."""
+    if dtype == "uint8":
+        return digits
+    if dtype == "bool":
+        return tf.cast(digits, tf.bool)
+    item_bytes = np.dtype(dtype).itemsize
+    if item_bytes == 1:
+        return tf.bitcast(digits, dtype)
+    count = digits.shape[1] // item_bytes
+    return tf.bitcast(tf.reshape(digits, (-1, count, item_bytes)), dtype)

@@ -22,7 +22,7 @@ from tfdist.records.sources.elements import (
     told_by_shapes,
 )
 from tfdist.records.sources.recognise import Source
-from tfdist.records.wording import NO_RECORD
+from tfdist.records.wording import no_record
 
 _NOTICE_INTERVAL_S = 20
 # An element that comes this many times, on average, comes from something that begins again.
@@ -114,9 +114,7 @@ def _surveyed(source: Source) -> _Survey:
             text = f"tfdist: counting {source.name}, {found.count:,} elements so far; it must end"
             print(text, file=sys.stderr, flush=True)
     if found is None:
-        raise DataError(
-            "data must have at least one record", received=f"none in {source.name}", mend=NO_RECORD
-        )
+        raise no_record(f"none in {source.name}")
     return found
 
 

@@ -19,12 +19,17 @@ from tfdist.records.format.intact import Intact
 from tfdist.records.format.manifest import Manifest, ShardInfo
 from tfdist.records.format.schema import Schema
 from tfdist.records.reading.batch_padding import ragged_features
-from tfdist.records.reading.decode import Decoder, batch_spec, make_decoder, spec_bytes
+from tfdist.records.reading.decode import (
+    Decoder,
+    batch_spec,
+    make_decoder,
+    make_record_decoder,
+    spec_bytes,
+)
 from tfdist.records.reading.images import check_one_size
 from tfdist.records.reading.numbered import NumberedRecords
 from tfdist.records.reading.padding import entry_counts
 from tfdist.records.reading.parsing import parsed_values
-from tfdist.records.reading.record_decoder import make_record_decoder
 from tfdist.records.reading.source import OrderedRecords, buffer_records, shuffled_by
 
 _READ_BUFFER_BYTES = 1 << 20

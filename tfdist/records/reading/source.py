@@ -21,7 +21,7 @@ from tfdist.records.reading.decode import spec_bytes
 from tfdist.records.reading.elementwise import begun_anew, elementwise
 from tfdist.records.sources.dataframes import plain
 from tfdist.records.sources.elements import check_parts
-from tfdist.records.wording import EQUAL_ROWS, NO_RECORD
+from tfdist.records.wording import EQUAL_ROWS, no_record
 
 _SHUFFLE_BUFFER_BYTES = 128 << 20
 _LOAD_BATCH_SIZE = 1024
@@ -183,9 +183,7 @@ class ArraySource(OrderedRecords):
                 mend=f"{EQUAL_ROWS}. {_TUPLE}",
             )
         if lengths[0] == 0:
-            raise DataError(
-                "data must have at least one record", received="empty arrays", mend=NO_RECORD
-            )
+            raise no_record("empty arrays")
         if len(arrays) == 3:
             arrays = (*arrays[:2], _to_weights(*arrays[1:]))
         self.arrays = arrays
@@ -370,9 +368,7 @@ def _count(dataset: tf.data.Dataset) -> int:
     if cardinality == tf.data.UNKNOWN_CARDINALITY:
         cardinality = int(dataset.reduce(np.int64(0), lambda count, *_: count + 1))
     if cardinality == 0:
-        raise DataError(
-            "data must have at least one record", received="an empty dataset", mend=NO_RECORD
-        )
+        raise no_record("an empty dataset")
     return cardinality
 
 

@@ -91,15 +91,6 @@ def write_as_trained(
         rows = range(len(names))
         keys = Keys("file", names)
     options = WriteOptions(
-        shares=None,
-        num_shards=None,
-        stratify=False,
-        seed=0,
-        compression="none",
-        workers=None,
-        clients=None,
-        partition=None,
-        progress=None,
         opened=lambda _: None,
         as_read=lambda schema: schema.checked(),
         in_order=True,

@@ -26,7 +26,7 @@ from tfdist.records.format.splits import (
     cut_shards,
     parse_split,
 )
-from tfdist.records.writing.content import content_of
+from tfdist.records.writing.listing import content_of
 from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.processes import may_fork, run_in_processes
 from tfdist.records.writing.shard_files import (

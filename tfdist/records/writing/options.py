@@ -34,16 +34,16 @@ class WriteOptions:
             is to be told of it.
     """
 
-    shares: Mapping[str, float] | None
-    num_shards: int | None
-    stratify: bool
-    seed: int
-    compression: str
-    workers: int | None
-    clients: int | None
-    partition: Partition | None
-    progress: Progress | None
-    opened: Callable[[Columns], None] | None
+    shares: Mapping[str, float] | None = None
+    num_shards: int | None = None
+    stratify: bool = False
+    seed: int = 0
+    compression: str = "none"
+    workers: int | None = None
+    clients: int | None = None
+    partition: Partition | None = None
+    progress: Progress | None = None
+    opened: Callable[[Columns], None] | None = None
     as_read: Callable[[Schema], Schema]
     in_order: bool = False
 

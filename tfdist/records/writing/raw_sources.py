@@ -152,17 +152,12 @@ def _open_named(source: str | Path, asked: Asked, images: ImageOptions) -> Colum
         return from_npz(path, asked)
     if path.suffix.lower() == ".npy":
         return from_npy(path)
+    mend = "Convert it to one of these, such as .csv"
     if path.suffix.lower() in SPREADSHEETS:
-        raise DataError(
-            f"the source must be {_KINDS}", received=f"'{source}'", mend="Save it as CSV"
-        )
+        mend = "Save it as CSV"
     if path.suffix.lower() == ".json":
-        raise DataError(f"the source must be {_KINDS}", received=f"'{source}'", mend=AS_JSON_LINES)
-    raise DataError(
-        f"the source must be {_KINDS}",
-        received=f"'{source}'",
-        mend="Convert it to one of these, such as .csv",
-    )
+        mend = AS_JSON_LINES
+    raise DataError(f"the source must be {_KINDS}", received=f"'{source}'", mend=mend)
 
 
 def digits_npz() -> bytes:

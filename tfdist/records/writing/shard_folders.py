@@ -14,7 +14,8 @@ from tfdist import __version__
 from tfdist.errors import DataError, OptionError
 from tfdist.records.format.checking import damage
 from tfdist.records.format.columns import Columns
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, int64_in
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES
+from tfdist.records.format.examples import int64_in
 from tfdist.records.format.files import open_regular
 from tfdist.records.format.manifest import (
     MANIFEST_NAME,
@@ -88,9 +89,7 @@ def find_shards(source: object) -> ShardFolder | None:
     return ShardFolder(path, manifest, name is not None)
 
 
-def write_shards_anew(
-    source: ShardFolder, out: Path, options: WriteOptions, *, buffer_bytes: int = BUFFER_BYTES
-) -> Manifest:
+def write_shards_anew(source: ShardFolder, out: Path, options: WriteOptions) -> Manifest:
     """Writes the records of shards into others. Without ``shares`` each stays in its split."""
     manifest = source.manifest
     splits = manifest.splits
@@ -114,9 +113,7 @@ def write_shards_anew(
     per_split = told or {name: shards_for(size) for name, size in of_split.items()}
     counter = Counter(records, options.progress)
     with staging_folder(out) as folder, stop_on_sigterm():
-        shards = StreamShards(
-            folder, shares, per_split, options.seed, options.compression, buffer_bytes
-        )
+        shards = StreamShards(folder, shares, per_split, options.seed, options.compression)
         for name, split in splits.items():
             for shard in split.shards:
                 for frames in _frames(files, shard, manifest):
@@ -129,8 +126,8 @@ def write_shards_anew(
                 name: replace(info, class_counts=splits[name].class_counts)
                 for name, info in infos.items()
             }
-        is_whole = held_bytes(num_bytes, records) <= buffer_bytes
-        mixing = mixing_note(buffer_bytes, num_bytes / records, sum(per_split.values()))
+        is_whole = held_bytes(num_bytes, records) <= BUFFER_BYTES
+        mixing = mixing_note(num_bytes / records, sum(per_split.values()))
         written = replace(
             manifest,
             schema=schema,

@@ -29,7 +29,6 @@ class StreamShards:
         folder: where the shards are written; it is there, and empty.
         shares: of the splits, for records of no split of their own.
         num_shards: of each split.
-        buffer_bytes: of the records that are held to be mixed.
     """
 
     def __init__(
@@ -39,10 +38,8 @@ class StreamShards:
         num_shards: Mapping[str, int],
         seed: int,
         compression: str,
-        buffer_bytes: int = BUFFER_BYTES,
     ):
         self._folder, self._compression = folder, compression
-        self._buffer_bytes = buffer_bytes
         self._are_counted = False
         self._pattern = SplitPattern(shares, seed)
         waiting = _WAITING_BYTES // sum(num_shards.values())
@@ -66,7 +63,7 @@ class StreamShards:
                 self._splits[split].buffer.add(frame)
             if class_ids is not None:
                 self._splits[split].count(class_ids)
-        while sum(each.buffer.bytes for each in self._splits.values()) > self._buffer_bytes:
+        while sum(each.buffer.bytes for each in self._splits.values()) > BUFFER_BYTES:
             fullest = max(self._splits.values(), key=lambda each: each.buffer.bytes)
             # Many at once: to compare all splits for each record would take longer than to write.
             for _ in range(max(1, len(fullest.buffer) // 100)):

@@ -17,7 +17,7 @@ from tfdist.records.sources.elements import (
     parts_of,
     told_by_shapes,
 )
-from tfdist.records.wording import EQUAL_ROWS, NO_RECORD
+from tfdist.records.wording import EQUAL_ROWS, no_record
 from tfdist.records.writing.roles import WEIGHT, Asked, Roles, assign, looks_like_label
 
 # Values by name, of as many records each: an array [records, ...] or a list.
@@ -78,7 +78,7 @@ def of_elements(
     elements = iter(elements)
     first = list(itertools.islice(elements, _SEEN))
     if not first:
-        raise DataError("a source must have at least one record", received="none", mend=NO_RECORD)
+        raise no_record("none", "a source")
     if batched is None:
         shapes = [list(map(_shape, _leaves(parts_of(element)))) for element in first]
         batched = told_by_shapes(shapes)

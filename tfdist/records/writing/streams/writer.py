@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from tfdist import __version__
-from tfdist.errors import DataError
 from tfdist.records.format.columns import Columns
 from tfdist.records.format.encoding import (
     FOOTER_BYTES,
@@ -22,7 +21,7 @@ from tfdist.records.format.encoding import (
 )
 from tfdist.records.format.manifest import Layout, Manifest
 from tfdist.records.format.offsets import write_offsets
-from tfdist.records.wording import NO_RECORD
+from tfdist.records.wording import no_record
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.options import WriteOptions
 from tfdist.records.writing.shard_files import Counter, staging_folder, stop_on_sigterm
@@ -65,23 +64,22 @@ class Head:
         return Columns(**{**vars(columns), "splits": splits})
 
 
-def read_head(stream: Stream, images: ImageOptions, *, head_bytes: int | None = None) -> Head:
+def read_head(stream: Stream, images: ImageOptions) -> Head:
     """Reads the first records of a stream. Raises DataError when there are none.
 
     Args:
         images: what is said of those among its values.
     """
-    limit = HEAD_BYTES if head_bytes is None else head_bytes
     chunks, size, is_whole = [], 0, True
     for split, chunk in stream.chunks:
         chunks.append((split, chunk))
         objects = sum(not isinstance(values, np.ndarray) for values in chunk.values())
         size += chunk_bytes(chunk) + objects * _length(chunk) * _OBJECT_BYTES
-        if size > limit:
+        if size > HEAD_BYTES:
             is_whole = False
             break
     if not chunks:
-        raise DataError("a source must have at least one record", received="none", mend=NO_RECORD)
+        raise no_record("none", "a source")
     features = StreamFeatures(stream, [chunk for _, chunk in chunks], images)
     return Head(chunks, is_whole, features)
 
@@ -91,8 +89,6 @@ def write_stream(
     head: Head,
     out: Path,
     options: WriteOptions,
-    *,
-    buffer_bytes: int = BUFFER_BYTES,
 ) -> Manifest:
     """Writes a stream that its head is only the beginning of; see ``writer.write``."""
     shares, as_read = options.shares, options.as_read
@@ -110,9 +106,7 @@ def write_stream(
         for frames, class_ids in framer.frames(chunk)
     )
     with staging_folder(out) as folder, stop_on_sigterm():
-        shards = StreamShards(
-            folder, shares, per_split, options.seed, options.compression, buffer_bytes
-        )
+        shards = StreamShards(folder, shares, per_split, options.seed, options.compression)
         for split, frames, class_ids in framed:
             shards.add(frames, split, class_ids)
             counter.add(len(frames))
@@ -125,7 +119,7 @@ def write_stream(
             stratified=False,
             compression=options.compression,
             written_by=f"tfdist {__version__}",
-            mixing=mixing_note(buffer_bytes, framer.mean_bytes, sum(per_split.values())),
+            mixing=mixing_note(framer.mean_bytes, sum(per_split.values())),
             left_out=dict(stream.left_out),
         )
         write_offsets(folder, manifest)
@@ -148,9 +142,9 @@ def _of_source(
         raise SourceFailedError from error
 
 
-def mixing_note(buffer_bytes: int, record_bytes: float, num_shards: int) -> str:
+def mixing_note(record_bytes: float, num_shards: int) -> str:
     """Returns how well the records of a stream are mixed, for the manifest and the user."""
-    held = int(buffer_bytes / max(1, record_bytes))
+    held = int(BUFFER_BYTES / max(1, record_bytes))
     return (
         f"dealt to {num_shards} shards at random, and mixed by a buffer of about {held:,} records"
     )

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import DataError
 from tfdist.records.sources.dataframes import series_of
-from tfdist.records.wording import NO_RECORD
+from tfdist.records.wording import no_record
 from tfdist.records.writing.tables.dates import CUT_OFF
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
@@ -29,9 +28,7 @@ def from_dataframe(frame: Any) -> Table:
     """
     columns = series_of(frame)
     if not len(frame):
-        raise DataError(
-            "a source must have at least one record", received="an empty DataFrame", mend=NO_RECORD
-        )
+        raise no_record("an empty DataFrame", "a source")
     is_plain = type(frame.index).__name__ == "RangeIndex"
     return Table(
         kind="dataframe",

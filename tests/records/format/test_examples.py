@@ -7,7 +7,7 @@ import random
 import pytest
 from records_of_others import example, sequence_example
 
-from tfdist.records.adopting.examples import (
+from tfdist.records.format.examples import (
     NoExampleError,
     Values,
     count,

@@ -65,6 +65,29 @@ def _put(features: dict[bytes, Values], key: bytes, values: Values | None) -> No
         features[key] = values
 
 
+def values_in(record: bytes, name: str) -> list[bytes]:
+    """Returns the values of the BytesList of one feature of an Example; none of another list.
+
+    Raises:
+        NoExampleError: the bytes are no Example.
+    """
+    found = list_in(record, name, "bytes")
+    return [] if found is None else [record[start:stop] for start, stop in strings(record, found)]
+
+
+def int64_in(record: bytes, name: str) -> list[int]:
+    """Returns the values of the Int64List of one feature of an Example. As ``values_in``."""
+    found = list_in(record, name, "int64")
+    return [] if found is None else integers(record, found)
+
+
+def list_in(record: bytes, name: str, kind: str) -> Values | None:
+    """Returns the list of one feature; None where there is none, or one of another kind."""
+    key = name.encode()
+    found = features_of(record, key.__eq__)[0].get(key)
+    return found if found is not None and found.kind == kind else None
+
+
 def count(record: bytes, values: Values) -> int:
     """Returns how many values a list has."""
     if values.kind == "bytes":
