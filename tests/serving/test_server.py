@@ -119,7 +119,7 @@ def test_status_metadata_health_and_metrics(server):
     assert after[code] == before.get(code, 0) + 1
     assert after["tfdist_request_seconds_count"] == before["tfdist_request_seconds_count"] + 1
     assert after["tfdist_batch_rows_sum"] >= 3  # Of the gate.
-    assert after["tfdist_replicas"] == 1
+    assert after["tfdist_serve_replicas"] == 1
 
 
 def _metrics(server) -> dict[str, float]:

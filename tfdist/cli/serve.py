@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import click
 
 from tfdist.cli import completion, voice
-from tfdist.serving import served
+from tfdist.serving import scaling, served
 from tfdist.serving.serving import Serving, carry_out
 
 _EPILOG = """\b
 Examples:
   tfdist serve runs/digits
   tfdist serve runs/digits --replicas 2 --max-batch 64 --batch-wait-ms 5
+  tfdist serve runs/digits --min-replicas 0 --max-replicas 4
   tfdist serve runs/digits --host 0.0.0.0 --token-file token.txt
   tfdist serve model.keras --model model.py:model_fn --trained-on data/digits
 \b
@@ -48,10 +50,37 @@ Examples:
 )
 @click.option(
     "--replicas",
-    default=1,
-    show_default=True,
     type=click.IntRange(1),
-    help="Processes that have the model.",
+    metavar="N",
+    help="Processes that have the model, a fixed number.  [default: 1]",
+)
+@click.option(
+    "--min-replicas",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Their number follows the load: fewest of them. With 0 the first request waits for one.",
+)
+@click.option("--max-replicas", type=click.IntRange(1), metavar="N", help="Most of them.")
+@click.option(
+    "--target-requests",
+    default=8.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Requests at a time that each of them is to have.",
+)
+@click.option(
+    "--up-delay-s",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="How long more must be wanted before there are more.",
+)
+@click.option(
+    "--down-delay-s",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="How long fewer must be wanted before there are fewer.",
 )
 @click.option(
     "--max-batch",
@@ -117,7 +146,13 @@ def command(
     Before the server listens, it must answer records of the validation split as tfdist predict.
     """
     found = served.find(source, model=model, trained_on=trained_on, name=name)
-    how = Serving(batch_wait_s=batch_wait_ms / 1000, body_bytes=max_body_mb << 20, **given)
+    numbers = {name: given.pop(name) for name in inspect.signature(scaling.asked).parameters}
+    how = Serving(
+        scaling=scaling.asked(**numbers),
+        batch_wait_s=batch_wait_ms / 1000,
+        body_bytes=max_body_mb << 20,
+        **given,
+    )
 
     def take(rank: int, event: dict[str, Any]) -> None:
         if event["event"] == "listening":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from multiprocessing.connection import Connection
 from typing import Any
 
 import litserve
@@ -31,6 +32,8 @@ class Replica(litserve.LitAPI):
     def __init__(self, served: dict[str, Any], max_batch: int, batch_wait_s: float):
         super().__init__(max_batch_size=max_batch, batch_timeout=batch_wait_s, loop=Batches())
         self._served = served
+        #: The end of a pipe: closed on the other side, this process is to leave.
+        self.door: Connection | None = None
 
     def setup(self, device: str) -> None:
         # Several replicas share a GPU, which the first would have alone.
@@ -70,13 +73,17 @@ class Replica(litserve.LitAPI):
 
 
 class Batches(BatchedLoop):
-    """LitServe's batches, whose time begins with their first request; idle, it sleeps."""
+    """LitServe's batches, whose time begins with their first request; idle, it sleeps.
+
+    Between two of them it looks at its door.
+    """
 
     def get_batch_requests(self, lit_api: Any, request_queue: Any, transport: Any) -> Any:
         first = None
         while first is None:
             try:
-                first = self.get_request(request_queue, timeout=LOOK_S)
+                is_leaving = lit_api.door.poll()
+                first = STOP if is_leaving else self.get_request(request_queue, timeout=LOOK_S)
             except (EOFError, OSError):  # The server is no more.
                 first = STOP
         return super().get_batch_requests(lit_api, _Ahead(first, request_queue), transport)

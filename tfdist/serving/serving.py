@@ -14,6 +14,7 @@ from tfdist.launch.jobs import Where
 from tfdist.records.buckets.cache import scratch_folder
 from tfdist.runs import ranks
 from tfdist.serving import gate
+from tfdist.serving.scaling import Scaling
 from tfdist.serving.served import Served
 from tfdist.training.engine import model_path
 
@@ -26,7 +27,7 @@ class Serving:
 
     Attributes:
         host, port: the address; port 0 is any that is free.
-        replicas: processes that have the model, >= 1.
+        scaling: how many processes have the model.
         max_batch: most requests in a forward pass.
         batch_wait_s: how long the first one of a batch waits for others.
         check: records of the validation split that the gate compares; 0: none.
@@ -38,7 +39,7 @@ class Serving:
 
     host: str
     port: int
-    replicas: int
+    scaling: Scaling
     max_batch: int
     batch_wait_s: float
     check: int
@@ -77,6 +78,7 @@ def carry_out(
             tell(f"nothing was compared with `tfdist predict`: {why}")
         config = {
             **vars(how),
+            "scaling": vars(how.scaling),
             "served": served.to_json(),
             "token_file": how.token_file and os.path.abspath(how.token_file),
             "gate": None if why else str(folder),
