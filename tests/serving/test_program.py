@@ -14,7 +14,7 @@ from starlette.datastructures import URL
 from starlette.requests import Request
 
 from tfdist.errors import OptionError
-from tfdist.serving import gate, program
+from tfdist.serving import gate, program, serving
 from tfdist.serving.bodies import RefusedError
 from tfdist.serving.fleet import Fleet
 from tfdist.serving.replica import Replica
@@ -92,7 +92,7 @@ def server() -> Server:
         lambda number: WorkerSetupStatus.READY,
         *(1.0, 1.0),
     )
-    found._fleet.start(1, 1)
+    found._fleet.start(1)
     assert not found._fleet.look()
     found._uvicorn = SimpleNamespace(should_exit=False)
     return found
@@ -114,7 +114,7 @@ def test_a_server_ends_when_it_cannot_look_after_its_replicas(server):
     async def put(*_) -> None:
         raise BrokenPipeError
 
-    server._fleet.start(1, 1)
+    server._fleet.start(1)
     server._fleet.present()[0].process.is_alive = lambda: False
     item = SimpleNamespace(event=asyncio.Event(), worker_id=None)
     server._pending["one"] = SimpleNamespace(records=None, item=item, is_repeated=False)
@@ -130,3 +130,11 @@ def test_requests_are_counted_before_they_are_read(server, monkeypatch):
         pass
     with server.admitted():
         pass
+
+
+def test_only_what_divides_a_model_in_one_process_is_a_replicas_strategy():
+    serving.check_divides("single", {})
+    serving.check_divides("pipeline", {"stages": 2})
+    for name, options in (("mirrored", {}), ("horovod", {}), ("mesh", {"replicas": "horovod"})):
+        with pytest.raises(OptionError, match="must be single, or one that divides"):
+            serving.check_divides(name, options)

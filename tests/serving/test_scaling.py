@@ -63,7 +63,7 @@ def test_a_fixed_number_and_bounds_exclude_each_other():
     assert (asked().least, asked().most, asked().is_fixed) == (1, 1, True)
     assert asked(replicas=3).first == 3
     assert (asked(min_replicas=0, max_replicas=2).first, asked(max_replicas=2).least) == (1, 1)
-    with pytest.raises(OptionError, match="goes without --min-replicas"):
+    with pytest.raises(OptionError, match="must go without --min-replicas"):
         asked(replicas=1, max_replicas=2)
     with pytest.raises(OptionError, match="found 3 and 2"):
         asked(min_replicas=3, max_replicas=2)

@@ -9,8 +9,11 @@ from typing import Any
 import click
 
 from tfdist.cli import completion, voice
+from tfdist.cli.option_table import options_of
+from tfdist.launch.jobs import Where
 from tfdist.serving import scaling, served
 from tfdist.serving.serving import Serving, carry_out
+from tfdist.strategies import parse_options
 
 _EPILOG = """\b
 Examples:
@@ -18,6 +21,7 @@ Examples:
   tfdist serve runs/digits --replicas 2 --max-batch 64 --batch-wait-ms 5
   tfdist serve runs/digits --min-replicas 0 --max-replicas 4
   tfdist serve runs/digits --host 0.0.0.0 --token-file token.txt
+  tfdist serve runs/large --strategy pipeline -o stages=2
   tfdist serve model.keras --model model.py:model_fn --trained-on data/digits
 \b
   curl -d '{"instances": [[0.1, 0.2]]}' http://127.0.0.1:8501/v1/models/digits:predict
@@ -47,6 +51,14 @@ Examples:
     show_default=True,
     type=click.IntRange(0, 65535),
     help="0 is any that is free.",
+)
+@options_of(
+    Where,
+    *("strategy", "options"),
+    strategy={
+        "default": "single",
+        "help": "What divides the model among the devices of each replica: pipeline or mesh.",
+    },
 )
 @click.option(
     "--replicas",
@@ -138,6 +150,8 @@ def command(
     name: str | None,
     batch_wait_ms: float,
     max_body_mb: int,
+    strategy: str,
+    option: tuple[str, ...],
     **given: Any,
 ) -> None:
     """Answers requests with the best model of a run, or with a saved one, until Ctrl-C or SIGTERM.
@@ -148,6 +162,8 @@ def command(
     found = served.find(source, model=model, trained_on=trained_on, name=name)
     numbers = {name: given.pop(name) for name in inspect.signature(scaling.asked).parameters}
     how = Serving(
+        strategy=strategy,
+        options=parse_options(strategy, option),
         scaling=scaling.asked(**numbers),
         batch_wait_s=batch_wait_ms / 1000,
         body_bytes=max_body_mb << 20,

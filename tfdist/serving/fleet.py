@@ -24,7 +24,6 @@ class Member:
 
     Attributes:
         number: its own; none is used twice.
-        version: of the model that it has.
         process: it.
         door: closed, it tells the process to leave. A lock or a queue could be held by one that
             was killed; the end of a pipe cannot.
@@ -32,7 +31,6 @@ class Member:
     """
 
     number: int
-    version: int
     process: Any
     door: Connection
     until: float
@@ -45,7 +43,7 @@ class Fleet:
     """All processes of a server.
 
     Args:
-        launch: starts the process of a number and a version, which leaves when the given end of a
+        launch: starts the process of a number, which leaves when the given end of a
             pipe is closed on the other side.
         state_of: what LitServe says of the process of a number.
         start_timeout_s: until one must be ready.
@@ -54,7 +52,7 @@ class Fleet:
 
     def __init__(
         self,
-        launch: Callable[[int, int, Connection], Any],
+        launch: Callable[[int, Connection], Any],
         state_of: Callable[[int], Any],
         start_timeout_s: float,
         leave_timeout_s: float,
@@ -66,16 +64,15 @@ class Fleet:
         #: Starts in a row that came to nothing.
         self.failed_starts = 0
 
-    def ready(self, version: int | None = None) -> list[Member]:
-        """Returns those that take requests: of a version, or all."""
-        return [m for m in self.present(version) if m.is_ready]
+    def ready(self) -> list[Member]:
+        """Returns those that take requests."""
+        return [m for m in self.present() if m.is_ready]
 
-    def present(self, version: int | None = None) -> list[Member]:
+    def present(self) -> list[Member]:
         """Returns those that take requests, or will."""
-        every = [m for m in self._members.values() if not m.is_leaving]
-        return [m for m in every if version in (None, m.version)]
+        return [m for m in self._members.values() if not m.is_leaving]
 
-    def start(self, version: int, count: int) -> None:
+    def start(self, count: int) -> None:
         # They are not to hear what is sent to the whole group: they answer what they have.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
@@ -83,9 +80,9 @@ class Fleet:
                 number, self._count = self._count, self._count + 1
                 inside, door = multiprocessing.Pipe(duplex=False)
                 with inside:
-                    process = self._launch(number, version, inside)
+                    process = self._launch(number, inside)
                 until = time.monotonic() + self._start_timeout_s
-                self._members[number] = Member(number, version, process, door, until)
+                self._members[number] = Member(number, process, door, until)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 

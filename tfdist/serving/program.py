@@ -31,7 +31,8 @@ def serve(config: dict[str, Any]) -> None:
     door = Door(body_bytes=config["body_bytes"], token=token)
     # Taken before the replicas start, which takes long; nobody is let in before the gate.
     public = _bound(config["host"], config["port"])
-    replica = Replica(config["served"], config["max_batch"], config["batch_wait_s"])
+    batches = config["max_batch"], config["batch_wait_s"]
+    replica = Replica(config["served"], *batches, **config["divided"])
     routes = Routes(served, door)
     server = Server(replica, Scaling(**config["scaling"]), config["timeout_s"], routes.add)
     with public, server.started(config["start_timeout_s"]):

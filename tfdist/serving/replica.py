@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -27,11 +28,19 @@ class Replica(litserve.LitAPI):
         served: what ``Served.to_json`` returns.
         max_batch: most requests together, and most rows of a forward pass.
         batch_wait_s: how long the first request of a batch waits for others.
+        strategy, options: what divides the model.
     """
 
-    def __init__(self, served: dict[str, Any], max_batch: int, batch_wait_s: float):
+    def __init__(
+        self,
+        served: dict[str, Any],
+        max_batch: int,
+        batch_wait_s: float,
+        strategy: str = "single",
+        options: Mapping[str, Any] | None = None,
+    ):
         super().__init__(max_batch_size=max_batch, batch_timeout=batch_wait_s, loop=Batches())
-        self._served = served
+        self._served, self._strategy, self._options = served, strategy, options or {}
         #: The end of a pipe: closed on the other side, this process is to leave.
         self.door: Connection | None = None
 
@@ -42,7 +51,8 @@ class Replica(litserve.LitAPI):
         from tfdist.serving.handler import Handler
 
         try:
-            self._handler = Handler(Served.from_json(self._served), self.max_batch_size)
+            served = Served.from_json(self._served)
+            self._handler = Handler(served, self.max_batch_size, self._strategy, self._options)
         except TfdistError as error:
             print(f"tfdist: {error}", file=sys.stderr, flush=True)
             sys.exit(2)

@@ -108,7 +108,7 @@ def asked(
     is_scaled = (min_replicas, max_replicas) != (None, None)
     if is_scaled and replicas is not None:
         raise OptionError(
-            "--replicas is a fixed number, and goes without --min-replicas and --max-replicas",
+            "--replicas, a fixed number, must go without --min-replicas and --max-replicas",
             received="both",
             mend="Leave one of them out",
         )

@@ -37,7 +37,6 @@ _MOST_INSIDE = 1024
 # After the loss of a replica: longer than the queue may hand requests to it.
 _AGAIN_S = 2 * LOOK_S + 1.0
 _GONE = (None, LitAPIStatus.ERROR)
-_FIRST = 1
 
 
 class UnavailableError(Exception):
@@ -111,14 +110,14 @@ class Server(litserve.LitServer):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self._fleet = Fleet(self._launch, self._state_of, timeout_s, self._timeout_s + _POLL_S)
         try:
-            self._fleet.start(_FIRST, self._scaling.first)
+            self._fleet.start(self._scaling.first)
             self._wait(timeout_s)
             yield
         finally:
             self._end()
             manager.shutdown()
 
-    def _launch(self, number: int, version: int, door: Connection) -> Any:
+    def _launch(self, number: int, door: Connection) -> Any:
         replica = copy.copy(self._replica)
         replica.door = door
         self.workers_setup_status[_key(number)] = WorkerSetupStatus.STARTING
@@ -310,7 +309,7 @@ class Server(litserve.LitServer):
             _tell(f"{before} to {wanted} replicas, for {self._rule.ongoing:.3g} requests at a time")
         present = self._fleet.present()
         if wanted > len(present) and self._fleet.failed_starts < MOST_FAILED_STARTS:
-            self._fleet.start(_FIRST, wanted - len(present))
+            self._fleet.start(wanted - len(present))
         # The newest: those that are not ready yet answer nothing.
         self._fleet.leave(present[wanted:])
 
