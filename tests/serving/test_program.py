@@ -9,14 +9,17 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
+from litserve.utils import WorkerSetupStatus
 from starlette.datastructures import URL
 from starlette.requests import Request
 
 from tfdist.errors import OptionError
-from tfdist.serving import gate, program
+from tfdist.serving import gate, program, serving
 from tfdist.serving.bodies import RefusedError
+from tfdist.serving.fleet import Fleet
 from tfdist.serving.replica import Replica
 from tfdist.serving.routes import Door, Routes
+from tfdist.serving.scaling import Scaling
 from tfdist.serving.server import Server, UnavailableError
 
 
@@ -83,8 +86,14 @@ def test_the_header_host_opens_no_address(monkeypatch):
 @pytest.fixture
 def server() -> Server:
     """One that has never been started, with a process that is there."""
-    found = Server(Replica({}, 2, 0.0), 1, 1.0, lambda *_: None)
-    found.inference_workers = [SimpleNamespace(is_alive=lambda: True, exitcode=None)]
+    found = Server(Replica({}, 2, 0.0), Scaling(1, 1, 1.0, 0.0, 0.0), 1.0, lambda *_: None)
+    found._fleet = Fleet(
+        lambda *_: SimpleNamespace(is_alive=lambda: True, exitcode=None),
+        lambda number: WorkerSetupStatus.READY,
+        *(1.0, 1.0),
+    )
+    found._fleet.start(1)
+    assert not found._fleet.look()
     found._uvicorn = SimpleNamespace(should_exit=False)
     return found
 
@@ -105,9 +114,8 @@ def test_a_server_ends_when_it_cannot_look_after_its_replicas(server):
     async def put(*_) -> None:
         raise BrokenPipeError
 
-    server.inference_workers[0].is_alive = lambda: False
-    server._alive = {0, 1}
-    server.inference_workers.append(SimpleNamespace(is_alive=lambda: True))
+    server._fleet.start(1)
+    server._fleet.present()[0].process.is_alive = lambda: False
     item = SimpleNamespace(event=asyncio.Event(), worker_id=None)
     server._pending["one"] = SimpleNamespace(records=None, item=item, is_repeated=False)
     server._put = put
@@ -122,3 +130,11 @@ def test_requests_are_counted_before_they_are_read(server, monkeypatch):
         pass
     with server.admitted():
         pass
+
+
+def test_only_what_divides_a_model_in_one_process_is_a_replicas_strategy():
+    serving.check_divides("single", {})
+    serving.check_divides("pipeline", {"stages": 2})
+    for name, options in (("mirrored", {}), ("horovod", {}), ("mesh", {"replicas": "horovod"})):
+        with pytest.raises(OptionError, match="must be single, or one that divides"):
+            serving.check_divides(name, options)

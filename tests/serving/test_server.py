@@ -119,7 +119,7 @@ def test_status_metadata_health_and_metrics(server):
     assert after[code] == before.get(code, 0) + 1
     assert after["tfdist_request_seconds_count"] == before["tfdist_request_seconds_count"] + 1
     assert after["tfdist_batch_rows_sum"] >= 3  # Of the gate.
-    assert after["tfdist_replicas"] == 1
+    assert after["tfdist_serve_replicas"] == 1
 
 
 def _metrics(server) -> dict[str, float]:
@@ -258,6 +258,18 @@ def test_a_lost_replica_costs_no_request_and_nothing_is_left(run_folder, serving
         assert client.process.wait(60) == 128 + signal.SIGTERM
         assert not psutil.wait_procs(every, timeout=20)[1]
     assert "replica " in Path(client.log).read_text()
+
+
+def test_a_divided_model_answers_as_one_device(run_folder, serving, tmp_path, photos, expected):
+    """A stage on each of two devices; the gate has compared it with single, too."""
+    divided = ("--strategy", "pipeline", "-o", "stages=2", "--check", "2", "--max-batch", "4")
+    with serving(run_folder, tmp_path / "log", *divided) as client:
+        assert "2 records are answered" in client.log.read_text()
+        for count in (6, 1):
+            instances = [_b64(_file(photo)) for photo in photos[:count]]
+            status, found = client.predict({"instances": instances})
+            assert status == 200, found
+            np.testing.assert_allclose(found["predictions"], expected[:count], atol=1e-5)
 
 
 def test_weights_that_answer_otherwise_are_not_served(run_folder, tmp_path, run_cli):

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import click
 
 from tfdist.cli import completion, voice
-from tfdist.serving import served
+from tfdist.cli.option_table import options_of
+from tfdist.launch.jobs import Where
+from tfdist.serving import scaling, served
 from tfdist.serving.serving import Serving, carry_out
+from tfdist.strategies import parse_options
 
 _EPILOG = """\b
 Examples:
   tfdist serve runs/digits
   tfdist serve runs/digits --replicas 2 --max-batch 64 --batch-wait-ms 5
+  tfdist serve runs/digits --min-replicas 0 --max-replicas 4
   tfdist serve runs/digits --host 0.0.0.0 --token-file token.txt
+  tfdist serve runs/large --strategy pipeline -o stages=2
   tfdist serve model.keras --model model.py:model_fn --trained-on data/digits
 \b
   curl -d '{"instances": [[0.1, 0.2]]}' http://127.0.0.1:8501/v1/models/digits:predict
@@ -46,12 +52,47 @@ Examples:
     type=click.IntRange(0, 65535),
     help="0 is any that is free.",
 )
+@options_of(
+    Where,
+    *("strategy", "options"),
+    strategy={
+        "default": "single",
+        "help": "What divides the model among the devices of each replica: pipeline or mesh.",
+    },
+)
 @click.option(
     "--replicas",
-    default=1,
-    show_default=True,
     type=click.IntRange(1),
-    help="Processes that have the model.",
+    metavar="N",
+    help="Processes that have the model, a fixed number.  [default: 1]",
+)
+@click.option(
+    "--min-replicas",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Their number follows the load: fewest of them. With 0 the first request waits for one.",
+)
+@click.option("--max-replicas", type=click.IntRange(1), metavar="N", help="Most of them.")
+@click.option(
+    "--target-requests",
+    default=8.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Requests at a time that each of them is to have.",
+)
+@click.option(
+    "--up-delay-s",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="How long more must be wanted before there are more.",
+)
+@click.option(
+    "--down-delay-s",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="How long fewer must be wanted before there are fewer.",
 )
 @click.option(
     "--max-batch",
@@ -109,6 +150,8 @@ def command(
     name: str | None,
     batch_wait_ms: float,
     max_body_mb: int,
+    strategy: str,
+    option: tuple[str, ...],
     **given: Any,
 ) -> None:
     """Answers requests with the best model of a run, or with a saved one, until Ctrl-C or SIGTERM.
@@ -117,7 +160,15 @@ def command(
     Before the server listens, it must answer records of the validation split as tfdist predict.
     """
     found = served.find(source, model=model, trained_on=trained_on, name=name)
-    how = Serving(batch_wait_s=batch_wait_ms / 1000, body_bytes=max_body_mb << 20, **given)
+    numbers = {name: given.pop(name) for name in inspect.signature(scaling.asked).parameters}
+    how = Serving(
+        strategy=strategy,
+        options=parse_options(strategy, option),
+        scaling=scaling.asked(**numbers),
+        batch_wait_s=batch_wait_ms / 1000,
+        body_bytes=max_body_mb << 20,
+        **given,
+    )
 
     def take(rank: int, event: dict[str, Any]) -> None:
         if event["event"] == "listening":

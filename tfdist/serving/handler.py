@@ -6,17 +6,19 @@ The three know nothing of HTTP or of LitServe: whatever brings requests stands o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.records.reading.decode import batch_spec, make_decoder
 from tfdist.runs.predict_rank import load, named_outputs
 from tfdist.serving.instances import InstanceError
 from tfdist.serving.served import Served
 from tfdist.training.engine import model_path
+from tfdist.training.model.deferred_build import build_now
 
 tf = import_tensorflow()
 #: What a request's rows become, or why there are none.
@@ -29,24 +31,34 @@ class Handler:
     Args:
         served: what is served.
         max_rows: most rows of one forward pass, >= 1.
+        strategy: that which divides the model.
+        options: of the strategy.
 
     Raises:
         TfdistError: the model or its weights are not what they must be.
     """
 
-    def __init__(self, served: Served, max_rows: int):
+    def __init__(self, served: Served, max_rows: int, strategy: str, options: Mapping[str, Any]):
         self._max_rows = max_rows
-        self._model = model_path.load(served.model)()
+        # Before TensorFlow is first used, and until this process ends: its devices are the model's.
+        divides = None if strategy == "single" else tfdist.strategy(strategy, **options).__enter__()
         spec = batch_spec(served.schema)
         zeros = tf.nest.map_structure(lambda s: tf.zeros((1, *s.shape[1:]), s.dtype), spec)
-        self._model.predict_step(zeros)  # Builds what has no shapes of its own.
+        model_fn = model_path.load(served.model)
+        if divides is None:
+            self._model = model_fn()
+            self._model.predict_step(zeros)  # Builds what has no shapes of its own.
+            self._predict = tf.function(
+                self._model.predict_step, input_signature=[spec], autograph=False
+            )
+        else:
+            self._model = divides.build(model_fn)
+            build_now(self._model, _arrays(zeros))
+            self._predict = self._predict_divided
         load(self._model, str(served.weights))
         decode = make_decoder(served.schema, None)
         self._decode = tf.function(
             decode, input_signature=[tf.TensorSpec((None,), tf.string)], autograph=False
-        )
-        self._predict = tf.function(
-            self._model.predict_step, input_signature=[spec], autograph=False
         )
         #: Output -> shape of a row, and dtype.
         self.outputs = {
@@ -82,5 +94,13 @@ class Handler:
             pieces.append(self._outputs(self._predict(self._decode(tf.constant(piece)))))
         return {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
 
+    def _predict_divided(self, batch: Any) -> Any:
+        """Returns what the loop of ``tfdist predict`` does, which fills microbatches and shares."""
+        return self._model.predict(_arrays(batch), batch_size=self._max_rows, verbose=0)
+
     def _outputs(self, found: Any) -> dict[str, np.ndarray]:
-        return named_outputs(self._model, tf.nest.map_structure(lambda t: t.numpy(), found))
+        return named_outputs(self._model, _arrays(found))
+
+
+def _arrays(tensors: Any) -> Any:
+    return tf.nest.map_structure(np.asarray, tensors)

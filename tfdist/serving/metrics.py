@@ -59,7 +59,7 @@ class Metrics:
             ("requests_total", "counter", "Answers to predict requests, by status.", answers),
             ("retried_total", "counter", "Requests given to another replica.", retried),
             ("queue_length", "gauge", "Requests that no replica has taken yet.", queued),
-            ("replicas", "gauge", "Processes that answer.", [({}, replicas)]),
+            ("serve_replicas", "gauge", "Processes that answer.", [({}, replicas)]),
         ):
             lines += prometheus.head(f"tfdist_{name}", kind, text)
             lines += prometheus.numbers(f"tfdist_{name}", rows)

@@ -19,6 +19,7 @@ _LOOPBACK = "127.0.0.1"
 def serve(config: dict[str, Any]) -> None:
     from tfdist.serving.replica import Replica
     from tfdist.serving.routes import Door, Routes
+    from tfdist.serving.scaling import Scaling
     from tfdist.serving.served import Served
     from tfdist.serving.server import Server
     from tfdist.serving.serving import read_token
@@ -30,9 +31,10 @@ def serve(config: dict[str, Any]) -> None:
     door = Door(body_bytes=config["body_bytes"], token=token)
     # Taken before the replicas start, which takes long; nobody is let in before the gate.
     public = _bound(config["host"], config["port"])
-    replica = Replica(config["served"], config["max_batch"], config["batch_wait_s"])
+    batches = config["max_batch"], config["batch_wait_s"]
+    replica = Replica(config["served"], *batches, **config["divided"])
     routes = Routes(served, door)
-    server = Server(replica, config["replicas"], config["timeout_s"], routes.add)
+    server = Server(replica, Scaling(**config["scaling"]), config["timeout_s"], routes.add)
     with public, server.started(config["start_timeout_s"]):
         compared = 0
         if config["gate"] is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from typing import Any
 
 import litserve
@@ -26,11 +28,21 @@ class Replica(litserve.LitAPI):
         served: what ``Served.to_json`` returns.
         max_batch: most requests together, and most rows of a forward pass.
         batch_wait_s: how long the first request of a batch waits for others.
+        strategy, options: what divides the model.
     """
 
-    def __init__(self, served: dict[str, Any], max_batch: int, batch_wait_s: float):
+    def __init__(
+        self,
+        served: dict[str, Any],
+        max_batch: int,
+        batch_wait_s: float,
+        strategy: str = "single",
+        options: Mapping[str, Any] | None = None,
+    ):
         super().__init__(max_batch_size=max_batch, batch_timeout=batch_wait_s, loop=Batches())
-        self._served = served
+        self._served, self._strategy, self._options = served, strategy, options or {}
+        #: The end of a pipe: closed on the other side, this process is to leave.
+        self.door: Connection | None = None
 
     def setup(self, device: str) -> None:
         # Several replicas share a GPU, which the first would have alone.
@@ -39,7 +51,8 @@ class Replica(litserve.LitAPI):
         from tfdist.serving.handler import Handler
 
         try:
-            self._handler = Handler(Served.from_json(self._served), self.max_batch_size)
+            served = Served.from_json(self._served)
+            self._handler = Handler(served, self.max_batch_size, self._strategy, self._options)
         except TfdistError as error:
             print(f"tfdist: {error}", file=sys.stderr, flush=True)
             sys.exit(2)
@@ -70,13 +83,17 @@ class Replica(litserve.LitAPI):
 
 
 class Batches(BatchedLoop):
-    """LitServe's batches, whose time begins with their first request; idle, it sleeps."""
+    """LitServe's batches, whose time begins with their first request; idle, it sleeps.
+
+    Between two of them it looks at its door.
+    """
 
     def get_batch_requests(self, lit_api: Any, request_queue: Any, transport: Any) -> Any:
         first = None
         while first is None:
             try:
-                first = self.get_request(request_queue, timeout=LOOK_S)
+                is_leaving = lit_api.door.poll()
+                first = STOP if is_leaving else self.get_request(request_queue, timeout=LOOK_S)
             except (EOFError, OSError):  # The server is no more.
                 first = STOP
         return super().get_batch_requests(lit_api, _Ahead(first, request_queue), transport)

@@ -61,6 +61,8 @@ class Routes:
 
     def __init__(self, served: Served, door: Door):
         self._served, self._door = served, door
+        page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+        self._html = page.replace("{{name}}", served.name)
 
     def add(self, app: Any, server: Server) -> None:
         self._server = server
@@ -171,14 +173,13 @@ class Routes:
         return Response("ok\n", media_type="text/plain")
 
     async def _ready(self, request: Request) -> Response:
-        is_ready = self._server.replicas > 0
+        is_ready = self._server.can_answer
         text = "ok\n" if is_ready else "no replica is left\n"
         return Response(text, 200 if is_ready else 503, media_type="text/plain")
 
     async def _page(self, request: Request) -> Response:
         nonce = secrets.token_urlsafe(16)
-        page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-        page = page.replace("{{name}}", self._served.name).replace("{{nonce}}", nonce)
+        page = self._html.replace("{{nonce}}", nonce)
         headers = {
             "content-security-policy": _POLICY.format(nonce=nonce),
             "x-content-type-options": "nosniff",

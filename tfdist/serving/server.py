@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import multiprocessing
 import signal
 import socket
 import sys
@@ -12,22 +14,24 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import litserve
 import uvicorn
+from litserve.loops import inference_worker
 from litserve.server import response_queue_to_buffer
 from litserve.utils import LitAPIStatus, ResponseBufferItem, WorkerSetupStatus
 
 from tfdist.errors import LaunchError, TfdistError
+from tfdist.serving.fleet import MOST_FAILED_STARTS, SIGNALS, Fleet
 from tfdist.serving.metrics import Metrics
 from tfdist.serving.replica import LOOK_S, STOP, Replica
+from tfdist.serving.scaling import Rule, Scaling
 
 _POLL_S = 0.1
-_END_S = 2.0
 # Within the time that whoever sends Ctrl-C leaves us: see ``launch.cleanup.TERM_GRACE_S``.
 _DRAIN_S = 3
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Requests that are read, wait or are being answered: beyond, a client does better to ask later.
 _MOST_INSIDE = 1024
 # After the loss of a replica: longer than the queue may hand requests to it.
@@ -55,7 +59,7 @@ class Server(litserve.LitServer):
 
     Args:
         replica: what each process runs.
-        replicas: how many there are, >= 1.
+        scaling: how many there are.
         timeout_s: until a request is given up.
         add_routes: puts the addresses on an app.
     """
@@ -63,7 +67,7 @@ class Server(litserve.LitServer):
     def __init__(
         self,
         replica: Replica,
-        replicas: int,
+        scaling: Scaling,
         timeout_s: float,
         add_routes: Callable[[Any, Server], None],
     ):
@@ -71,14 +75,13 @@ class Server(litserve.LitServer):
         self._replica, self._timeout_s = replica, timeout_s
         self._inside = 0
         self._pending: dict[str, _Pending] = {}
-        self._alive: set[int] = set(range(replicas))
+        self._scaling, self._rule = scaling, Rule(scaling)
         self._is_stopped, self._is_over = threading.Event(), threading.Event()
         self._failure: Exception | None = None
         self.metrics = Metrics()
         super().__init__(
             replica,
             accelerator="cpu",  # TensorFlow finds its devices itself.
-            workers_per_device=replicas,
             timeout=timeout_s,
             restart_workers=True,  # So that a replica tells which requests it has taken.
             disable_openapi_url=True,
@@ -97,32 +100,52 @@ class Server(litserve.LitServer):
         Raises:
             TfdistError: one cannot start, or not in time.
         """
-        for number in _SIGNALS:
+        for number in SIGNALS:
             signal.signal(number, lambda *_: self._is_stopped.set())
-        # They are not to hear what is sent to the whole group: they answer what they have.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        manager = self._init_manager(1)
-        self.inference_workers: list[Any] = []
+        # The process that holds the queue is to outlive what the whole group is sent.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            try:
-                self.inference_workers = self.launch_inference_worker(self._replica)
-            finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            manager = self._init_manager(1)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        self._fleet = Fleet(self._launch, self._state_of, timeout_s, self._timeout_s + _POLL_S)
+        try:
+            self._fleet.start(self._scaling.first)
             self._wait(timeout_s)
             yield
         finally:
             self._end()
             manager.shutdown()
 
+    def _launch(self, number: int, door: Connection) -> Any:
+        replica = copy.copy(self._replica)
+        replica.door = door
+        self.workers_setup_status[_key(number)] = WorkerSetupStatus.STARTING
+        process = multiprocessing.get_context("spawn").Process(
+            target=inference_worker,
+            args=(
+                *(replica, "cpu", number, self._queue, self._transport),
+                *(self.workers_setup_status, self._callback_runner, self.restart_workers),
+            ),
+            name=f"replica-{number}",
+        )
+        process.start()
+        return process
+
+    def _state_of(self, number: int) -> Any:
+        return self.workers_setup_status[_key(number)]
+
+    @property
+    def _queue(self) -> Any:
+        return self._get_request_queue(self._replica.api_path)
+
     def _wait(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not self._is_stopped.is_set():
-            states = list(self.workers_setup_status.values())
-            if all(state == WorkerSetupStatus.READY for state in states):
-                return
-            is_lost = not all(process.is_alive() for process in self.inference_workers)
-            if is_lost or WorkerSetupStatus.ERROR in states or time.monotonic() > deadline:
-                found = "one that ended" if is_lost else f"one that is not, after {timeout_s:g} s"
+        wanted = self._scaling.first
+        while not self._is_stopped.is_set() and len(self._fleet.ready()) < wanted:
+            lost = self._fleet.look()
+            if lost:
+                late = f"one that is not, after {timeout_s:g} s"
+                found = late if lost[0].is_late else "one that ended"
                 raise TfdistError(
                     "each replica must be ready before the server listens",
                     received=found,
@@ -131,16 +154,11 @@ class Server(litserve.LitServer):
             time.sleep(_POLL_S)
 
     def _end(self) -> None:
-        for process in self.inference_workers:
-            # Without the process that holds the queue they are killed below.
-            with contextlib.suppress(OSError, EOFError):
-                if process.is_alive():
-                    self._get_request_queue(self._replica.api_path).put(STOP)
-        deadline = time.monotonic() + _END_S
-        for process in self.inference_workers:
-            process.join(max(0.0, deadline - time.monotonic()))
-            process.kill()
-            process.join()
+        # Without the process that holds the queue they are killed.
+        with contextlib.suppress(OSError, EOFError):
+            for _ in self._fleet.present():
+                self._queue.put(STOP)
+        self._fleet.end()
 
     def serve(self, listening: socket.socket) -> None:
         """Answers until a signal, ``stop``, or the loss of the last replica.
@@ -167,7 +185,7 @@ class Server(litserve.LitServer):
                 received=repr(self._failure),
                 mend="See what has ended the process that holds their queue, and start anew",
             )
-        if not self._alive:
+        if not self.can_answer:
             raise LaunchError(
                 "a replica must be left to answer",
                 received="that all have ended",
@@ -186,7 +204,14 @@ class Server(litserve.LitServer):
     @property
     def replicas(self) -> int:
         """How many processes answer."""
-        return len(self._alive)
+        return len(self._fleet.ready())
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether a replica answers, or one will."""
+        is_scaled = not self._scaling.is_fixed
+        may_start = is_scaled and self._fleet.failed_starts < MOST_FAILED_STARTS
+        return may_start or bool(self._fleet.present())
 
     @property
     def waiting(self) -> int:
@@ -209,7 +234,7 @@ class Server(litserve.LitServer):
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
         """Encloses a request, from before its body is read. Raises UnavailableError: too many."""
-        if not self._alive or self._inside >= _MOST_INSIDE:
+        if not self.can_answer or self._inside >= _MOST_INSIDE:
             raise UnavailableError(503, "no replica is free: ask again later")
         self._inside += 1
         try:
@@ -240,7 +265,7 @@ class Server(litserve.LitServer):
         assert pending.item.response is not None
         answer, status = pending.item.response
         if status != LitAPIStatus.OK:
-            is_lost = answer is None or not self._alive
+            is_lost = answer is None or not self.can_answer
             text = "the replica was lost: ask again" if is_lost else "the model failed"
             raise UnavailableError(503 if is_lost else 500, text)
         found, rows = answer
@@ -249,8 +274,7 @@ class Server(litserve.LitServer):
         return found
 
     async def _put(self, uid: str, records: list[bytes] | None) -> None:
-        queue = self._get_request_queue(self._replica.api_path)
-        await asyncio.to_thread(queue.put, (0, uid, time.monotonic(), records))
+        await asyncio.to_thread(self._queue.put, (0, uid, time.monotonic(), records))
 
     async def _watch(self) -> None:
         """Has the server end when it is to, or when nobody could."""
@@ -261,22 +285,33 @@ class Server(litserve.LitServer):
         self._uvicorn.should_exit = True
 
     async def _look_after_replicas(self) -> None:
-        """Repeats once what a replica had when it ended; returns with the last one."""
+        """Repeats once what a replica had when it ended; returns when none can answer."""
         again_at = float("inf")
         # A signal may have come before uvicorn's own handlers were there.
-        while self._alive and not self.is_stopped and not self._is_over.is_set():
-            lost = {n for n in self._alive if not self.inference_workers[n].is_alive()}
-            self._alive -= lost
-            for number in lost:
-                code = self.inference_workers[number].exitcode
-                text = f"tfdist: replica {number} ended with code {code}; {self.replicas} left"
-                print(text, file=sys.stderr, flush=True)
+        while self.can_answer and not self.is_stopped and not self._is_over.is_set():
+            lost = self._fleet.look()
+            for member in lost:
+                code = member.process.exitcode
+                _tell(f"replica {member.number} ended with code {code}; {self.replicas} left")
             # For a look the queue may still hand a request to one that has ended.
             is_over = not lost and time.monotonic() > again_at
             if lost or is_over:
                 again_at = float("inf") if is_over else time.monotonic() + _AGAIN_S
-                await self._repeat(lost)
+                await self._repeat({member.number for member in lost})
+            if not self._scaling.is_fixed:
+                self._follow_load()
             await asyncio.sleep(_POLL_S)
+
+    def _follow_load(self) -> None:
+        before = self._rule.replicas
+        wanted = self._rule.observe(time.monotonic(), len(self._pending))
+        if wanted != before:
+            _tell(f"{before} to {wanted} replicas, for {self._rule.ongoing:.3g} requests at a time")
+        present = self._fleet.present()
+        if wanted > len(present) and self._fleet.failed_starts < MOST_FAILED_STARTS:
+            self._fleet.start(wanted - len(present))
+        # The newest: those that are not ready yet answer nothing.
+        self._fleet.leave(present[wanted:])
 
     async def _repeat(self, lost: set[int]) -> None:
         for uid, pending in list(self._pending.items()):
@@ -284,7 +319,7 @@ class Server(litserve.LitServer):
             # What none has told of may have been on its way to the lost one.
             if item.event.is_set() or item.worker_id not in {None, *lost}:
                 continue
-            if not self._alive or (pending.is_repeated and item.worker_id is not None):
+            if not self.can_answer or (pending.is_repeated and item.worker_id is not None):
                 item.response = _GONE
                 item.event.set()
                 continue
@@ -292,3 +327,12 @@ class Server(litserve.LitServer):
             item.worker_id = None
             self.metrics.retried += 1
             await self._put(uid, pending.records)
+
+
+def _key(number: int) -> str:
+    """Returns what ``inference_worker`` calls the state of a replica."""
+    return f"predict_{number}"
+
+
+def _tell(text: str) -> None:
+    print(f"tfdist: {text}", file=sys.stderr, flush=True)

@@ -14,7 +14,9 @@ from tfdist.launch.jobs import Where
 from tfdist.records.buckets.cache import scratch_folder
 from tfdist.runs import ranks
 from tfdist.serving import gate
+from tfdist.serving.scaling import Scaling
 from tfdist.serving.served import Served
+from tfdist.strategies import spec_of
 from tfdist.training.engine import model_path
 
 _PROGRAM = "tfdist.serving.program"
@@ -26,7 +28,8 @@ class Serving:
 
     Attributes:
         host, port: the address; port 0 is any that is free.
-        replicas: processes that have the model, >= 1.
+        strategy, options: what divides the model among the devices of each process; "single": none.
+        scaling: how many processes have the model.
         max_batch: most requests in a forward pass.
         batch_wait_s: how long the first one of a batch waits for others.
         check: records of the validation split that the gate compares; 0: none.
@@ -38,7 +41,9 @@ class Serving:
 
     host: str
     port: int
-    replicas: int
+    strategy: str
+    options: dict[str, Any]
+    scaling: Scaling
     max_batch: int
     batch_wait_s: float
     check: int
@@ -68,6 +73,7 @@ def carry_out(
         import litserve  # noqa: F401
     except ImportError as error:
         raise package_missing("litserve", "a server", "serve", error) from None
+    check_divides(how.strategy, how.options)
     if how.token_file is not None:
         read_token(how.token_file)
     follow_program(os.environ, model_path.parts(served.model)[0], served.weights)
@@ -77,12 +83,28 @@ def carry_out(
             tell(f"nothing was compared with `tfdist predict`: {why}")
         config = {
             **vars(how),
+            "scaling": vars(how.scaling),
+            # Beside those of this program's own process, which has no model.
+            "divided": {"strategy": how.strategy, "options": how.options},
             "served": served.to_json(),
             "token_file": how.token_file and os.path.abspath(how.token_file),
             "gate": None if why else str(folder),
         }
         where = Where(strategy="single", options={}, stall_timeout_s=None)
         ranks.run(_PROGRAM, config, where, on_event)
+
+
+def check_divides(strategy: str, options: dict[str, Any]) -> None:
+    """Raises OptionError: a replica, which is one process, has no use for a strategy."""
+    if strategy == "single":
+        return
+    spec = spec_of(strategy, options)
+    if not spec.divides_model or spec.launchers:
+        raise OptionError(
+            "--strategy must be single, or one that divides a model in one process",
+            received=f"'{strategy}'" + (" with replicas" if "replicas" in options else ""),
+            mend="Choose pipeline or mesh; several processes are --replicas N",
+        )
 
 
 def read_token(path: Path) -> str:

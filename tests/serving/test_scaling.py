@@ -1,0 +1,126 @@
+"""The rule of replicas, by numbers; then one server under a load that comes and goes."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from tfdist.errors import OptionError
+from tfdist.serving import scaling
+from tfdist.serving.scaling import Rule, Scaling
+
+_DEFAULTS = {"target_requests": 4.0, "up_delay_s": 5.0, "down_delay_s": 60.0}
+
+
+def _followed(least: int, most: int, *loads: tuple[float, int]) -> list[tuple[float, int]]:
+    """Returns when there are how many, of loads (seconds, requests), at a look each 0.5 s."""
+    rule = Rule(Scaling(least, most, 4.0, up_delay_s=5.0, down_delay_s=60.0))
+    found = [(0.0, rule.replicas)]
+    number = 0
+    for seconds, ongoing in loads:
+        for _ in range(int(seconds * 2)):
+            replicas = rule.observe(number / 2, ongoing)
+            if replicas != found[-1][1]:
+                found.append((number / 2, replicas))
+            number += 1
+    return found
+
+
+def test_more_after_five_seconds_and_fewer_after_a_minute():
+    """12 at a time want 3 of 4 each: from 100 s on, when the mean of 4 looks passes 4 at once.
+
+    From 200 s on there are none: the mean of 4 looks is 9, 6, 3, 0, so that 0 is wanted at last.
+    """
+    found = _followed(1, 8, (100, 1), (100, 12), (100, 0))
+    assert found == [(0.0, 1), (105.5, 3), (260.5, 1)]
+
+
+def test_a_short_rise_or_fall_changes_nothing():
+    assert _followed(1, 8, (50, 1), (3, 30), (50, 1)) == [(0.0, 1)]
+    assert _followed(3, 8, (9, 20), (55, 12), (9, 20), (55, 12))[1:] == [(5.0, 5)]
+
+
+def test_bounds_hold():
+    assert _followed(2, 3, (100, 1000), (100, 0)) == [(0.0, 2), (5.0, 3), (161.5, 2)]
+
+
+def test_none_are_left_without_requests_and_the_first_one_starts_one_at_once():
+    assert _followed(0, 4, (70, 0), (20, 1)) == [(0.0, 1), (60.0, 0), (70.0, 1)]
+
+
+def test_a_fixed_number_and_bounds_exclude_each_other():
+    def asked(**given) -> Scaling:
+        names = ("replicas", "min_replicas", "max_replicas")
+        return scaling.asked(**(dict.fromkeys(names) | given | _DEFAULTS))
+
+    assert (asked().least, asked().most, asked().is_fixed) == (1, 1, True)
+    assert asked(replicas=3).first == 3
+    assert (asked(min_replicas=0, max_replicas=2).first, asked(max_replicas=2).least) == (1, 1)
+    with pytest.raises(OptionError, match="must go without --min-replicas"):
+        asked(replicas=1, max_replicas=2)
+    with pytest.raises(OptionError, match="found 3 and 2"):
+        asked(min_replicas=3, max_replicas=2)
+
+
+def _replicas(client) -> int:
+    lines = client.get("/metrics")[1].decode().splitlines()
+    (line,) = [line for line in lines if line.startswith("tfdist_serve_replicas ")]
+    return int(line.rpartition(" ")[2])
+
+
+def _until(client, wanted: int) -> None:
+    deadline = time.monotonic() + 100
+    while _replicas(client) != wanted:
+        assert time.monotonic() < deadline, client.log.read_text()
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.honest_start
+def test_replicas_come_and_go_with_the_load_and_no_request_fails(run_folder, serving, tmp_path):
+    """None, one, two, one that is killed and replaced, none; each request is answered."""
+    options = ("--min-replicas", "0", "--max-replicas", "2", "--target-requests", "2", "--check")
+    delays = ("0", "--up-delay-s", "0.2", "--down-delay-s", "1", "--timeout-s", "100")
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((4, 5, 3), np.uint8)).save(file, "PNG")
+    asked = {"instances": [{"b64": base64.b64encode(file.getvalue()).decode()}]}
+    with serving(run_folder, tmp_path / "log", *options, *delays) as client:
+        _until(client, 0)
+        assert client.get("/readyz")[0] == 200
+        first = client.predict(asked)
+        assert first[0] == 200, first
+        found, is_over = [], threading.Event()
+
+        def ask() -> None:
+            while not is_over.is_set():
+                found.append(client.predict(asked))
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        try:
+            _until(client, 2)
+            every = psutil.Process(client.process.pid).children(recursive=True)
+            next(one for one in every if "spawn_main" in " ".join(one.cmdline())).kill()
+            _until(client, 1)
+            _until(client, 2)
+        finally:
+            is_over.set()
+            for thread in threads:
+                thread.join()
+        assert len(found) > 8
+        assert [answer for status, answer in found if status != 200] == []
+        rows = [answer["predictions"] for _, answer in found]
+        np.testing.assert_allclose(rows, [first[1]["predictions"]] * len(rows), atol=1e-6)
+        _until(client, 0)
+        text = client.log.read_text()
+        assert "1 to 0 replicas" in text
+        assert "1 to 2 replicas" in text
+        assert "ended with code -9" in text
