@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -43,13 +44,22 @@ class Client:
     process: subprocess.Popen
     log: Path
 
+    def replicas(self) -> list[psutil.Process]:
+        """Returns the processes that have the model."""
+        found = []
+        for one in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # It has just left.
+                if "spawn_main" in " ".join(one.cmdline()):
+                    found.append(one)
+        return found
+
     def get(self, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes, Any]:
         """Returns status, body and headers."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(self.address + path, body, named)
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with direct.open(request, timeout=60) as response:
+            with direct.open(request, timeout=310) as response:
                 return response.status, response.read(), response.headers
         except urllib.error.HTTPError as error:
             with error:

@@ -8,15 +8,14 @@ import threading
 import time
 
 import numpy as np
-import psutil
 import pytest
+from litserve.utils import WorkerSetupStatus
 from PIL import Image
 
 from tfdist.errors import OptionError
 from tfdist.serving import scaling
+from tfdist.serving.fleet import Fleet
 from tfdist.serving.scaling import Rule, Scaling
-
-_DEFAULTS = {"target_requests": 4.0, "up_delay_s": 5.0, "down_delay_s": 60.0}
 
 
 def _followed(least: int, most: int, *loads: tuple[float, int]) -> list[tuple[float, int]]:
@@ -58,9 +57,13 @@ def test_none_are_left_without_requests_and_the_first_one_starts_one_at_once():
 def test_a_fixed_number_and_bounds_exclude_each_other():
     def asked(**given) -> Scaling:
         names = ("replicas", "min_replicas", "max_replicas")
-        return scaling.asked(**(dict.fromkeys(names) | given | _DEFAULTS))
+        names += ("target_requests", "up_delay_s", "down_delay_s")
+        return scaling.asked(**(dict.fromkeys(names) | given))
 
-    assert (asked().least, asked().most, asked().is_fixed) == (1, 1, True)
+    assert (asked().least, asked().most, asked().is_scaled) == (1, 1, False)
+    assert asked(min_replicas=3) == Scaling(3, 3, 8.0, 5.0, 60.0)
+    with pytest.raises(OptionError, match=r"must go with --min-replicas.*found neither"):
+        asked(replicas=2, up_delay_s=0.0)
     assert asked(replicas=3).first == 3
     assert (asked(min_replicas=0, max_replicas=2).first, asked(max_replicas=2).least) == (1, 1)
     with pytest.raises(OptionError, match="must go without --min-replicas"):
@@ -76,18 +79,18 @@ def _replicas(client) -> int:
 
 
 def _until(client, wanted: int) -> None:
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 300
     while _replicas(client) != wanted:
         assert time.monotonic() < deadline, client.log.read_text()
         time.sleep(0.1)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.honest_start
 def test_replicas_come_and_go_with_the_load_and_no_request_fails(run_folder, serving, tmp_path):
     """None, one, two, one that is killed and replaced, none; each request is answered."""
     options = ("--min-replicas", "0", "--max-replicas", "2", "--target-requests", "2", "--check")
-    delays = ("0", "--up-delay-s", "0.2", "--down-delay-s", "1", "--timeout-s", "100")
+    delays = ("0", "--up-delay-s", "0.2", "--down-delay-s", "1", "--timeout-s", "300")
     file = io.BytesIO()
     Image.fromarray(np.zeros((4, 5, 3), np.uint8)).save(file, "PNG")
     asked = {"instances": [{"b64": base64.b64encode(file.getvalue()).decode()}]}
@@ -100,15 +103,17 @@ def test_replicas_come_and_go_with_the_load_and_no_request_fails(run_folder, ser
 
         def ask() -> None:
             while not is_over.is_set():
-                found.append(client.predict(asked))
+                try:
+                    found.append(client.predict(asked))
+                except OSError as error:
+                    found.append((0, repr(error)))
 
         threads = [threading.Thread(target=ask) for _ in range(8)]
         for thread in threads:
             thread.start()
         try:
             _until(client, 2)
-            every = psutil.Process(client.process.pid).children(recursive=True)
-            next(one for one in every if "spawn_main" in " ".join(one.cmdline())).kill()
+            client.replicas()[0].kill()
             _until(client, 1)
             _until(client, 2)
         finally:
@@ -124,3 +129,53 @@ def test_replicas_come_and_go_with_the_load_and_no_request_fails(run_folder, ser
         assert "1 to 0 replicas" in text
         assert "1 to 2 replicas" in text
         assert "ended with code -9" in text
+
+
+class _Process:
+    """Of a replica that is told its end."""
+
+    exitcode = 1
+
+    def __init__(self):
+        self.is_over = False
+
+    def is_alive(self) -> bool:
+        return not self.is_over
+
+
+def test_after_failed_starts_they_come_one_by_one_and_the_last_one_stays():
+    """Four are wanted beside one that answers; whoever starts ends at once."""
+    states, launched = {}, []
+
+    def launch(number: int, door) -> _Process:
+        launched.append(_Process())
+        states[number] = WorkerSetupStatus.STARTING
+        return launched[-1]
+
+    fleet = Fleet(launch, states.__getitem__, 100, leave_timeout_s=100)
+    fleet.follow(1)
+    states[0] = WorkerSetupStatus.READY
+    assert fleet.look() == []
+    fleet.follow(2)
+    assert len(launched) == 2
+    for count in (3, 4):
+        launched[-1].is_over = True
+        assert [member.number for member in fleet.look()] == [count - 2]
+        fleet.follow(4)
+        fleet.follow(4)
+        assert len(launched) == count
+    launched[-1].is_over = True
+    fleet.look()
+    assert not fleet.may_start
+    fleet.follow(0)
+    assert [member.number for member in fleet.ready()] == [0]
+
+
+def test_who_loads_leaves_before_who_answers():
+    states = dict.fromkeys(range(2), WorkerSetupStatus.STARTING)
+    fleet = Fleet(lambda number, door: _Process(), states.__getitem__, 100, leave_timeout_s=100)
+    fleet.follow(2)
+    states[1] = WorkerSetupStatus.READY
+    fleet.look()
+    fleet.follow(1)
+    assert [member.number for member in fleet.present()] == [1]

@@ -8,7 +8,6 @@ import json
 import random
 import signal
 import socket
-import subprocess
 import threading
 from pathlib import Path
 
@@ -223,11 +222,6 @@ def test_no_request_of_many_makes_the_server_fail(server):
     _fuzz(server, seed=1, count=20_000)
 
 
-def _replicas_of(process: subprocess.Popen) -> list[psutil.Process]:
-    every = psutil.Process(process.pid).children(recursive=True)
-    return [one for one in every if "spawn_main" in " ".join(one.cmdline())]
-
-
 def test_a_lost_replica_costs_no_request_and_nothing_is_left(run_folder, serving, tmp_path, photos):
     """One of two is killed while it answers; then a token is asked for, and SIGTERM ends all."""
     (tmp_path / "token").write_text("secret\n")
@@ -250,7 +244,7 @@ def test_a_lost_replica_costs_no_request_and_nothing_is_left(run_folder, serving
         ]
         for thread in ask:
             thread.start()
-        _replicas_of(client.process)[0].kill()
+        client.replicas()[0].kill()
         for thread in ask:
             thread.join()
         assert found == [200] * 80

@@ -75,24 +75,18 @@ Examples:
 @click.option("--max-replicas", type=click.IntRange(1), metavar="N", help="Most of them.")
 @click.option(
     "--target-requests",
-    default=8.0,
-    show_default=True,
-    type=click.FloatRange(0, min_open=True),
-    help="Requests at a time that each of them is to have.",
+    type=click.FloatRange(0.01, 1e6),
+    help="Requests at a time that each of them is to have.  [default: 8]",
 )
 @click.option(
     "--up-delay-s",
-    default=5.0,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="How long more must be wanted before there are more.",
+    type=click.FloatRange(0, 1e6),
+    help="How long more must be wanted before there are more.  [default: 5]",
 )
 @click.option(
     "--down-delay-s",
-    default=60.0,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="How long fewer must be wanted before there are fewer.",
+    type=click.FloatRange(0, 1e6),
+    help="How long fewer must be wanted before there are fewer.  [default: 60]",
 )
 @click.option(
     "--max-batch",

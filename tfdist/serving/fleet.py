@@ -14,8 +14,12 @@ from litserve.utils import WorkerSetupStatus
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _END_S = 2.0
-#: Starts in a row that came to nothing, after which there is no other.
-MOST_FAILED_STARTS = 3
+# Starts in a row that came to nothing, after which there is no other.
+_MOST_FAILED_STARTS = 3
+
+
+class StartError(Exception):
+    """The system gives no process, or no pipe to it."""
 
 
 @dataclass
@@ -44,7 +48,7 @@ class Fleet:
 
     Args:
         launch: starts the process of a number, which leaves when the given end of a
-            pipe is closed on the other side.
+            pipe is closed on the other side. Raises StartError: it cannot.
         state_of: what LitServe says of the process of a number.
         start_timeout_s: until one must be ready.
         leave_timeout_s: until one must have left: when requests are given up.
@@ -61,8 +65,7 @@ class Fleet:
         self._start_timeout_s, self._leave_timeout_s = start_timeout_s, leave_timeout_s
         self._members: dict[int, Member] = {}
         self._count = 0
-        #: Starts in a row that came to nothing.
-        self.failed_starts = 0
+        self._failed_starts = 0  # In a row.
 
     def ready(self) -> list[Member]:
         """Returns those that take requests."""
@@ -72,6 +75,21 @@ class Fleet:
         """Returns those that take requests, or will."""
         return [m for m in self._members.values() if not m.is_leaving]
 
+    @property
+    def may_start(self) -> bool:
+        """Whether another one is started where it is wanted."""
+        return self._failed_starts < _MOST_FAILED_STARTS
+
+    def follow(self, wanted: int) -> None:
+        """Starts what is missing, or has those leave that are too many: first who loads."""
+        present = sorted(self.present(), key=lambda member: not member.is_ready)
+        missing = max(0, wanted - len(present)) if self.may_start else 0
+        if self._failed_starts:  # One by one then, so that a peak alone does not end all starting.
+            missing = min(missing, int(all(member.is_ready for member in present)))
+        self.start(missing)
+        # Nobody would come after the last one.
+        self.leave(present[wanted if self.may_start else max(1, wanted) :])
+
     def start(self, count: int) -> None:
         # They are not to hear what is sent to the whole group: they answer what they have.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -80,7 +98,12 @@ class Fleet:
                 number, self._count = self._count, self._count + 1
                 inside, door = multiprocessing.Pipe(duplex=False)
                 with inside:
-                    process = self._launch(number, inside)
+                    try:
+                        process = self._launch(number, inside)
+                    except StartError:
+                        door.close()
+                        self._failed_starts += 1
+                        break
                 until = time.monotonic() + self._start_timeout_s
                 self._members[number] = Member(number, process, door, until)
         finally:
@@ -101,17 +124,19 @@ class Fleet:
                 state = self._state_of(member.number)
                 member.is_ready = state == WorkerSetupStatus.READY
                 if member.is_ready:
-                    self.failed_starts = 0
+                    self._failed_starts = 0
             has_to = member.is_leaving or not member.is_ready
             if has_to and time.monotonic() > member.until:
                 member.is_late = True
                 member.process.kill()
                 member.process.join(_END_S)
             if not member.process.is_alive():
+                member.is_ready |= self._state_of(member.number) == WorkerSetupStatus.READY
                 del self._members[member.number]
                 member.door.close()
-                self.failed_starts += not (member.is_ready or member.is_leaving)
-                if not member.is_leaving or member.process.exitcode:
+                self._failed_starts += not (member.is_ready or member.is_leaving)
+                # One that was told to leave while it loaded is killed when its time is over.
+                if not member.is_leaving or (member.process.exitcode and member.is_ready):
                     lost.append(member)
         return lost
 

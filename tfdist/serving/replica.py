@@ -19,6 +19,8 @@ from tfdist.serving.served import Served
 STOP = (None, None, None, None)
 #: How long a replica waits at the queue at a time.
 LOOK_S = 1.0
+# Less is over before anybody has looked.
+_SHORTEST_WAIT_S = 1e-4
 
 
 class Replica(litserve.LitAPI):
@@ -39,7 +41,8 @@ class Replica(litserve.LitAPI):
         strategy: str = "single",
         options: Mapping[str, Any] | None = None,
     ):
-        super().__init__(max_batch_size=max_batch, batch_timeout=batch_wait_s, loop=Batches())
+        wait_s = batch_wait_s if batch_wait_s >= _SHORTEST_WAIT_S else 0.0
+        super().__init__(max_batch_size=max_batch, batch_timeout=wait_s, loop=Batches())
         self._served, self._strategy, self._options = served, strategy, options or {}
         #: The end of a pipe: closed on the other side, this process is to leave.
         self.door: Connection | None = None
@@ -96,7 +99,12 @@ class Batches(BatchedLoop):
                 first = STOP if is_leaving else self.get_request(request_queue, timeout=LOOK_S)
             except (EOFError, OSError):  # The server is no more.
                 first = STOP
-        return super().get_batch_requests(lit_api, _Ahead(first, request_queue), transport)
+        ahead = _Ahead(first, request_queue)
+        while True:
+            found = super().get_batch_requests(lit_api, ahead, transport)
+            # LitServe takes nothing where its time was over before its first look.
+            if not ahead.has_taken:
+                return found
 
 
 class _Ahead:
@@ -104,6 +112,11 @@ class _Ahead:
 
     def __init__(self, first: Any, queue: Any):
         self._taken, self._queue = [first], queue
+
+    @property
+    def has_taken(self) -> bool:
+        """Whether that item is still here."""
+        return bool(self._taken)
 
     def get(self, timeout: float) -> Any:
         return self._taken.pop() if self._taken else self._queue.get(timeout=timeout)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from tfdist.errors import OptionError
 
 LOOK_BACK_S = 2.0
+# Of Ray Serve, but for its 2 requests: a forward pass here takes many together.
+_DEFAULTS = (8.0, 5.0, 60.0)
 
 
 @dataclass(frozen=True)
@@ -17,10 +19,12 @@ class Scaling:
 
     Attributes:
         least: replicas, >= 0.
-        most: replicas, >= max(1, least); as many as least: their number is fixed.
+        most: replicas, >= max(1, least).
         target: requests at a time for each replica, > 0.
         up_delay_s: how long more must be wanted before there are more.
         down_delay_s: how long fewer must be wanted before there are fewer.
+        is_scaled: whether there are bounds, and a lost one is started again; else their number is
+            fixed.
     """
 
     least: int
@@ -28,10 +32,7 @@ class Scaling:
     target: float
     up_delay_s: float
     down_delay_s: float
-
-    @property
-    def is_fixed(self) -> bool:
-        return self.least == self.most
+    is_scaled: bool = True
 
     @property
     def first(self) -> int:
@@ -96,14 +97,15 @@ def asked(
     replicas: int | None,
     min_replicas: int | None,
     max_replicas: int | None,
-    target_requests: float,
-    up_delay_s: float,
-    down_delay_s: float,
+    target_requests: float | None,
+    up_delay_s: float | None,
+    down_delay_s: float | None,
 ) -> Scaling:
     """Returns what the options of ``tfdist serve`` ask for: one replica, where they name no number.
 
     Raises:
-        OptionError: a fixed number and bounds, or bounds that no number is within.
+        OptionError: a fixed number and bounds, what counts within bounds without them, or bounds
+            that no number is within.
     """
     is_scaled = (min_replicas, max_replicas) != (None, None)
     if is_scaled and replicas is not None:
@@ -112,6 +114,17 @@ def asked(
             received="both",
             mend="Leave one of them out",
         )
+    given = (target_requests, up_delay_s, down_delay_s)
+    if not is_scaled and given != (None, None, None):
+        raise OptionError(
+            "--target-requests, --up-delay-s and --down-delay-s must go with --min-replicas or "
+            "--max-replicas",
+            received="neither",
+            mend="Give --max-replicas N as well",
+        )
+    target, up_s, down_s = (
+        default if one is None else one for one, default in zip(given, _DEFAULTS, strict=True)
+    )
     least = most = replicas or 1
     if is_scaled:
         least = 1 if min_replicas is None else min_replicas
@@ -122,4 +135,4 @@ def asked(
             received=f"{least} and {most}",
             mend=f"Give --max-replicas {least} or more",
         )
-    return Scaling(least, most, target_requests, up_delay_s, down_delay_s)
+    return Scaling(least, most, target, up_s, down_s, is_scaled)

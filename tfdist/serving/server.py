@@ -24,7 +24,7 @@ from litserve.server import response_queue_to_buffer
 from litserve.utils import LitAPIStatus, ResponseBufferItem, WorkerSetupStatus
 
 from tfdist.errors import LaunchError, TfdistError
-from tfdist.serving.fleet import MOST_FAILED_STARTS, SIGNALS, Fleet
+from tfdist.serving.fleet import SIGNALS, Fleet, StartError
 from tfdist.serving.metrics import Metrics
 from tfdist.serving.replica import LOOK_S, STOP, Replica
 from tfdist.serving.scaling import Rule, Scaling
@@ -75,6 +75,7 @@ class Server(litserve.LitServer):
         self._replica, self._timeout_s = replica, timeout_s
         self._inside = 0
         self._pending: dict[str, _Pending] = {}
+        self._was_asked = False
         self._scaling, self._rule = scaling, Rule(scaling)
         self._is_stopped, self._is_over = threading.Event(), threading.Event()
         self._failure: Exception | None = None
@@ -108,7 +109,10 @@ class Server(litserve.LitServer):
             manager = self._init_manager(1)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        self._fleet = Fleet(self._launch, self._state_of, timeout_s, self._timeout_s + _POLL_S)
+        self._fleet = Fleet(
+            *(self._launch, self._state_of, timeout_s),
+            leave_timeout_s=self._timeout_s + LOOK_S + _POLL_S,
+        )
         try:
             self._fleet.start(self._scaling.first)
             self._wait(timeout_s)
@@ -129,7 +133,10 @@ class Server(litserve.LitServer):
             ),
             name=f"replica-{number}",
         )
-        process.start()
+        try:
+            process.start()
+        except OSError as error:
+            raise StartError(str(error)) from error
         return process
 
     def _state_of(self, number: int) -> Any:
@@ -143,9 +150,9 @@ class Server(litserve.LitServer):
         wanted = self._scaling.first
         while not self._is_stopped.is_set() and len(self._fleet.ready()) < wanted:
             lost = self._fleet.look()
-            if lost:
+            if lost or len(self._fleet.present()) < wanted:
                 late = f"one that is not, after {timeout_s:g} s"
-                found = late if lost[0].is_late else "one that ended"
+                found = late if lost and lost[0].is_late else "one that ended"
                 raise TfdistError(
                     "each replica must be ready before the server listens",
                     received=found,
@@ -209,8 +216,7 @@ class Server(litserve.LitServer):
     @property
     def can_answer(self) -> bool:
         """Whether a replica answers, or one will."""
-        is_scaled = not self._scaling.is_fixed
-        may_start = is_scaled and self._fleet.failed_starts < MOST_FAILED_STARTS
+        may_start = self._scaling.is_scaled and self._fleet.may_start
         return may_start or bool(self._fleet.present())
 
     @property
@@ -253,6 +259,7 @@ class Server(litserve.LitServer):
         uid = str(uuid.uuid4())
         pending = _Pending(records, ResponseBufferItem(asyncio.Event()))
         self._pending[uid] = pending
+        self._was_asked = True
         self.response_buffer[uid] = pending.item
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -294,24 +301,24 @@ class Server(litserve.LitServer):
                 code = member.process.exitcode
                 _tell(f"replica {member.number} ended with code {code}; {self.replicas} left")
             # For a look the queue may still hand a request to one that has ended.
-            is_over = not lost and time.monotonic() > again_at
-            if lost or is_over:
+            had_requests = {member.number for member in lost if member.is_ready}
+            is_over = not had_requests and time.monotonic() > again_at
+            if had_requests or is_over or not self.can_answer:
                 again_at = float("inf") if is_over else time.monotonic() + _AGAIN_S
-                await self._repeat({member.number for member in lost})
-            if not self._scaling.is_fixed:
+                await self._repeat(had_requests)
+            if self._scaling.is_scaled:
                 self._follow_load()
             await asyncio.sleep(_POLL_S)
 
     def _follow_load(self) -> None:
         before = self._rule.replicas
-        wanted = self._rule.observe(time.monotonic(), len(self._pending))
+        # One that came and went since the last look counts, too.
+        ongoing = max(len(self._pending), int(self._was_asked))
+        self._was_asked = False
+        wanted = self._rule.observe(time.monotonic(), ongoing)
         if wanted != before:
             _tell(f"{before} to {wanted} replicas, for {self._rule.ongoing:.3g} requests at a time")
-        present = self._fleet.present()
-        if wanted > len(present) and self._fleet.failed_starts < MOST_FAILED_STARTS:
-            self._fleet.start(wanted - len(present))
-        # The newest: those that are not ready yet answer nothing.
-        self._fleet.leave(present[wanted:])
+        self._fleet.follow(wanted)
 
     async def _repeat(self, lost: set[int]) -> None:
         for uid, pending in list(self._pending.items()):

@@ -98,8 +98,8 @@ def check_divides(strategy: str, options: dict[str, Any]) -> None:
     """Raises OptionError: a replica, which is one process, has no use for a strategy."""
     if strategy == "single":
         return
-    spec = spec_of(strategy, options)
-    if not spec.divides_model or spec.launchers:
+    spec = None if strategy == "auto" else spec_of(strategy, options)
+    if spec is None or not spec.divides_model or spec.launchers:
         raise OptionError(
             "--strategy must be single, or one that divides a model in one process",
             received=f"'{strategy}'" + (" with replicas" if "replicas" in options else ""),

@@ -28,7 +28,7 @@ class NoExampleError(ValueError):
 
 
 def features_of(
-    record: bytes, is_wanted: Callable[[bytes], bool]
+    record: bytes, is_wanted: Callable[[bytes], bool], *, strict: bool = True
 ) -> tuple[dict[bytes, Values], dict[bytes, list[Values]]]:
     """Returns the features of a record, and its feature lists, which only SequenceExamples have.
 
@@ -36,6 +36,7 @@ def features_of(
 
     Args:
         is_wanted: asked for each key; others are left out.
+        strict: whether a field that no Example has is an error; TensorFlow passes it over.
 
     Raises:
         NoExampleError: the record is no Example.
@@ -52,7 +53,7 @@ def features_of(
                 if is_wanted(key):
                     steps = (_values(record, *f[1:]) for f in _fields(record, at, end))
                     lists[key] = [step or Values("none", 0, 0) for step in steps]
-        else:
+        elif strict:
             raise NoExampleError(f"field {number}")
     return features, lists
 
@@ -84,7 +85,7 @@ def int64_in(record: bytes, name: str) -> list[int]:
 def list_in(record: bytes, name: str, kind: str) -> Values | None:
     """Returns the list of one feature; None where there is none, or one of another kind."""
     key = name.encode()
-    found = features_of(record, key.__eq__)[0].get(key)
+    found = features_of(record, key.__eq__, strict=False)[0].get(key)
     return found if found is not None and found.kind == kind else None
 
 
