@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from pathlib import Path
 
 import psutil
@@ -85,22 +84,46 @@ def test_xla_is_seen_through_and_no_graph_is_refused(model, tmp_path):
     assert "with run_eagerly=True" in str(refusal)
 
 
+_FATAL = """
+import os
+import signal
+import tensorflow as tf
+from tensorflow import keras
+
+def model_fn():
+    print("a line of its own")
+    if tf.distribute.has_strategy():
+        os.kill(os.getpid(), signal.SIGKILL)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    return model
+"""
+
+
+def test_a_row_that_dies_takes_no_other_with_it(model, tmp_path, capfd):
+    (tmp_path / "model.py").write_text(_FATAL)
+    asked = [("single", {}, 1), ("mirrored", {}, 2), ("horovod", {}, 2)]
+    single, mirrored, horovod = find_needs(model, asked, rows=16)
+    assert "a process that ended with exit code 137 (SIGKILL)" in str(mirrored)
+    assert single.weights == horovod.weights == 4 * (4 * 2 + 2)
+    assert capfd.readouterr().out == ""
+
+
 @pytest.mark.long
+@pytest.mark.honest_start
 def test_what_ends_a_plan_ends_its_processes(model):
-    """Ctrl-C and SIGTERM come as exceptions in the thread that waits, while others watch."""
-    pids = []
-    waiting = threading.main_thread()
+    """Forks that trace the other rows are under way when the first one tells."""
+    before, begun = set(psutil.Process().children(recursive=True)), set()
 
     def interrupt(row: int, event: dict) -> None:
-        if event["event"] == "started":
-            pids.append(event["pid"])
-            signal.pthread_kill(waiting.ident, signal.SIGINT)
+        if event["event"] == "needs" and not begun:
+            begun.update(set(psutil.Process().children(recursive=True)) - before)
+            signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         find_needs(model, [("single", {}, 1)] * 6, rows=_ROWS, on_event=interrupt)
-    assert pids
-    assert not any(map(psutil.pid_exists, pids))
-    assert not [one for one in threading.enumerate() if one.name.startswith("tfdist-needs")]
+    assert len(begun) > 3, "the guards, the program, and a fork"
+    assert not any(process.is_running() for process in begun)
 
 
 def test_rows_are_a_whole_number(model):

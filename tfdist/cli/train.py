@@ -17,6 +17,7 @@ from tfdist.cli.process_options import model_option, where_options
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.urls import url_of
 from tfdist.runs import data_wait, resource_log
+from tfdist.runs.choosing import fitting
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.progress import Progress, listed
 from tfdist.runs.settings import OfData, OfLearning, OfOutput, Settings, Start
@@ -88,6 +89,7 @@ def command(where: Where, model: str, data: str, output: Path, **given: Any) -> 
     """
     model_path.check(model)
     start = Start(**picked(Start, given))
+    where = fitting(where, model, given["global_batch_size"], _tell)
     config = training_config(
         where,
         model=model,

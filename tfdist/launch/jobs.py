@@ -251,7 +251,7 @@ def _no_controller(strategy: str, controller: str) -> OptionError:
 
 def _one_process(strategy: str, received: str, otherwise: str) -> LaunchError:
     each = ""
-    if spec_of(strategy).divides_model:
+    if strategy != "auto" and spec_of(strategy).divides_model:
         each = f", give -o replicas={' or '.join(REPLICAS)} to have one on each rank"
     return LaunchError(
         f"strategy '{strategy}' must run in one process",

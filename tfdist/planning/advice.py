@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tfdist.planning.devices import Cluster
+from tfdist.planning.needs import Needs
 from tfdist.planning.plan import Row
 
 # The simplest of those that are nearly as fast as the fastest: numbers of a plan are no better.
@@ -43,6 +46,15 @@ def advise(rows: Sequence[Row], batch: int) -> Advice:
     if chosen.needs is not None and not chosen.needs.computes:
         chosen = fitting[0]
     return Advice(chosen, _reason(chosen, known[0], fitting))
+
+
+def fits_on_one(needs: Needs, cluster: Cluster, rows: int) -> bool:
+    """Whether replicas of a model fit on these devices, which divide the rows of a global batch.
+
+    Args:
+        needs: of its step on one device.
+    """
+    return needs.peak(math.ceil(rows / cluster.devices)) <= cluster.room
 
 
 def _reason(chosen: Row, one: Row, fitting: Sequence[Row]) -> str:

@@ -178,10 +178,33 @@ class DeviceTable:
 
         None where there is no such device, or no power is stated.
         """
-        words = re.sub(r"[^a-z0-9]+", " ", name.lower()).replace("rtx ", "rtx").split()
+        return next((self.devices[own].get("watts") for own in self._called(name)), None)
+
+    def of_driver(self, name: str, memory: int, count: int) -> Cluster:
+        """Returns ``count`` devices of one host, of what a driver calls ``name``.
+
+        Args:
+            memory: bytes of a device, as the driver says.
+
+        Raises:
+            OptionError: the table has no such device.
+        """
+        called = self._called(name)
+        if not called:
+            raise OptionError(
+                "the table of devices must have the GPUs of this machine",
+                received=repr(name),
+                mend="Plan with `tfdist plan --device-file`, and name the strategy",
+            )
         # An "a100-80" is an A100 with more memory.
-        found = (row for device, row in self.devices.items() if device.partition("-")[0] in words)
-        return next(found, {}).get("watts")
+        nearest = min(called, key=lambda own: abs(self.devices[own]["memory_gib"] * _GIB - memory))
+        found = self.cluster(f"{nearest}:{count}")
+        return replace(found, device=replace(found.device, memory=memory, source="its driver"))
+
+    def _called(self, name: str) -> list[str]:
+        """Returns this table's names of what a driver calls ``name``."""
+        words = re.sub(r"[^a-z0-9]+", " ", name.lower()).replace("rtx ", "rtx").split()
+        return [own for own in self.devices if own.partition("-")[0] in words]
 
     def _instance_of(self, device: str, count: int) -> str | None:
         """Returns the first instance that holds just so many of a device."""

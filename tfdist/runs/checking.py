@@ -12,6 +12,7 @@ from tfdist.planning.devices import CPU
 from tfdist.planning.plan import Row
 from tfdist.planning.report import Plan
 from tfdist.runs import ranks
+from tfdist.runs.choosing import started
 from tfdist.strategies import spec_of
 from tfdist.training.engine import model_path
 
@@ -77,11 +78,8 @@ def _is_of_one_process(row: Row) -> bool:
 def _checked(
     model: str, rows: int, row: Row, on_event: Callable[[int, dict[str, Any]], None]
 ) -> Check:
-    candidate = row.candidate
-    options = dict(candidate.options)
-    if candidate.strategy == "mirrored":
-        options["devices"] = candidate.devices
-    config = {"model": model, "asked": (candidate.strategy, options), "rows": rows}
+    own = started(row.candidate)
+    config = {"model": model, "asked": (own.strategy, own.options), "rows": rows}
     measured: list[int] = []
 
     def take(rank: int, event: dict[str, Any]) -> None:

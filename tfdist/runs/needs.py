@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tfdist.errors import LaunchError, OptionError, TfdistError
+from tfdist.errors import ModelError, OptionError, TfdistError
 from tfdist.launch.jobs import Where
 from tfdist.planning.needs import Needs
 from tfdist.runs import ranks
@@ -15,8 +13,6 @@ from tfdist.training.engine import model_path
 from tfdist.training.engine.options import check_count
 
 RANK = "tfdist.runs.needs_rank"
-#: Each is a TensorFlow of its own, which takes a core to trace and some 600 MB.
-_AT_ONCE = 2
 # A large model over many devices takes minutes to trace, and says nothing meanwhile.
 _TIMEOUT_S = 900.0
 
@@ -30,6 +26,8 @@ def find_needs(
 ) -> list[Needs | TfdistError]:
     """Returns for each row of a plan what a step needs, or why there can be none.
 
+    Each is traced in a process of its own, whose end is its row's alone.
+
     Args:
         model: "FILE.py:NAME", as ``tfdist train`` takes it.
         asked: (strategy, options, devices) of each row. Where the options of a strategy tell its
@@ -40,43 +38,48 @@ def find_needs(
     Raises:
         ModelError: there is no such file.
         OptionError: ``rows`` is no such number.
-        LaunchError: a process that traces a step died, or fell silent.
+        LaunchError: nothing could be traced, or what traces fell silent.
     """
     model_path.check(model)
     check_count("global_batch_size", rows)
-    stop = threading.Event()
+    found: dict[int, Needs | TfdistError] = {
+        number: _of_clients() for number, each in enumerate(asked) if each[0] == "federated"
+    }
+    traced = [number for number in range(len(asked)) if number not in found]
 
-    def found(number: int) -> Needs | TfdistError:
-        strategy, options, devices = asked[number]
-        if strategy == "federated":
-            return OptionError(
-                "a strategy that is planned must train by steps of global batches",
-                received="strategy 'federated', whose rounds are trainings of clients",
-                mend="Plan another one: a client takes what single takes",
-            )
-        config = {"model": model, "asked": (strategy, dict(options), devices), "rows": rows}
-        told: list[Needs] = []
+    def take(_: int, event: dict[str, Any]) -> None:
+        if "row" not in event:
+            on_event(0, event)
+            return
+        number = traced[event["row"]]
+        if event["event"] == "needs":
+            found[number] = Needs(**event["needs"])
+        elif event["event"] == "died":
+            found[number] = _died(event["how"])
+        else:
+            found[number] = TfdistError(event["text"])
+        on_event(number, event)
 
-        def take(_: int, event: dict[str, Any]) -> None:
-            if event["event"] == "needs":
-                told.append(Needs(**event["needs"]))
-            on_event(number, event)
+    if traced:
+        own = [(asked[each][0], dict(asked[each][1]), asked[each][2]) for each in traced]
+        config = {"model": model, "asked": own, "rows": rows}
+        # One process, wherever the strategies themselves have several.
+        where = Where(strategy="single", options={}, workers=1, stall_timeout_s=_TIMEOUT_S)
+        ranks.run(RANK, config, where, take)
+    return [found[number] for number in range(len(asked))]
 
-        try:
-            # One process, wherever the strategy itself has several.
-            where = Where(strategy="single", options={}, workers=1, stall_timeout_s=_TIMEOUT_S)
-            ranks.run(RANK, config, where, take, stop=stop)
-        except LaunchError:
-            raise
-        except TfdistError as error:
-            return error
-        assert told, strategy  # It tells, or fails.
-        return told[0]
 
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="tfdist-needs") as pool:
-        try:
-            return list(pool.map(found, range(len(asked))))
-        except BaseException:  # Ctrl-C and SIGTERM too, which come to this thread alone.
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
+def _of_clients() -> OptionError:
+    return OptionError(
+        "a strategy that is planned must train by steps of global batches",
+        received="strategy 'federated', whose rounds are trainings of clients",
+        mend="Plan another one: a client takes what single takes",
+    )
+
+
+def _died(how: str) -> ModelError:
+    return ModelError(
+        "a step that is planned must be traced to its end",
+        received=f"a process that ended with {how}",
+        mend="Read what it has printed; a large model may need more memory than this machine has",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,8 +17,8 @@ from tfdist.planning.needs import Needs
 from tfdist.planning.plan import Speed
 from tfdist.planning.report import Plan, make_plan
 from tfdist.runs import ranks, short_runs
+from tfdist.runs.choosing import started
 from tfdist.runs.training import find_splits
-from tfdist.strategies import spec_of
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import check_count
 
@@ -72,11 +73,19 @@ def plan(
         short_runs.check_is_here(cluster, "find_batch", cluster.devices)
     several = of_several()
     asked = candidates(cluster, global_batch_size, several=several)
+    frames: list[str] = []
+
+    def take(number: int, event: dict[str, Any]) -> None:
+        if (own := event.get("traceback")) and own != frames:  # Once, for all rows.
+            frames[:] = own
+            print(*own, sep="\n", file=sys.stderr, flush=True)
+        on_event(number, event)
+
     found = _needs_of(
         named,
         [each.traced for each in asked],
         rows=global_batch_size,
-        on_event=on_event,
+        on_event=take,
     )
     speed, measured = Speed(), None
     if train is not None and isinstance(found[0], Needs) and found[0].computes:
@@ -103,15 +112,12 @@ def plan(
 def _largest_batch(model: str, candidate: Candidate, on_event: OnEvent) -> int:
     from tfdist.runs.largest_batch import find_batch
 
-    name, options = candidate.strategy, dict(candidate.options)
-    if name == "mirrored":
-        options["devices"] = candidate.devices
-    has_ranks = bool(spec_of(name, options).launchers)
+    where = started(candidate)
     return find_batch(
         model,
-        name,
-        options,
-        workers=candidate.replicas if has_ranks else None,
+        where.strategy,
+        where.options,
+        workers=where.workers,
         on_try=lambda tried: on_event(0, {"event": "tried", "text": str(tried)}),
     )
 

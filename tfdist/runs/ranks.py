@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -91,7 +90,6 @@ def run(
     *,
     max_restarts: int = 0,
     on_restart: Callable[[int, str], None] = lambda number, reason: None,
-    stop: threading.Event | None = None,
 ) -> None:
     """Runs ``python -m module CONFIG`` on every rank, to the end.
 
@@ -103,7 +101,6 @@ def run(
             tfdist prints on one, and "restart".
         max_restarts: see ``tfdist.launch.restarts``.
         on_restart: called with the number of a restart and the reason for it.
-        stop: see ``Job``.
 
     Raises:
         TfdistError: a rank met a mistake of the user's, which no restart mends; the message is the
@@ -118,7 +115,6 @@ def run(
         told = config | {"strategy": where.strategy, "options": where.options}
         told |= {"resume": True} if attempt else {}
         job = where.job([sys.executable, "-m", module, json.dumps(told)])
-        job = replace(job, stop=stop)
         # TensorFlow reports missing CUDA libraries as errors; what matters it raises.
         job.env.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         job.env[_IS_RANK] = "1"
@@ -189,29 +185,33 @@ def main(body: Callable[[dict[str, Any]], None]) -> None:
     """The main program of a rank: calls ``body`` with the configuration from the command line."""
     try:
         body(json.loads(sys.argv[1]))
-    except TfdistError as error:
-        # The cause of a LaunchError is another rank's, which tells it itself if it can.
-        is_left = isinstance(error, LaunchError)
-        kind = "left alone" if is_left else "mistake"
-        _end(is_left, {"event": kind, "text": str(error)[:3000]})
-    except SystemExit as error:
-        if user_errors.is_ours(error):  # A parameter server's work is done.
-            raise
-        ended = f"sys.exit({error.code!r})"[:200]
-        mistake = ModelError(
-            "the code of a model must not end the training",
-            received=ended,
-            mend="Take sys.exit out of it, or raise an error there",
-        )
-        _end(False, {"event": "mistake", "text": str(mistake)})
-    except Exception as error:
-        event = user_errors.explained(error)
+    except (Exception, SystemExit) as error:
+        event = mistake_of(error)
         if event is None:
             raise
-        _end(False, event)
+        _end(event)
 
 
-def _end(is_left: bool, event: dict[str, Any]) -> NoReturn:
+def mistake_of(error: Exception | SystemExit) -> dict[str, Any] | None:
+    """Returns the event that tells of a user's mistake; None where ``error`` is none."""
+    if isinstance(error, TfdistError):
+        # The cause of a LaunchError is another rank's, which tells it itself if it can.
+        kind = "left alone" if isinstance(error, LaunchError) else "mistake"
+        return {"event": kind, "text": str(error)[:3000]}
+    if not isinstance(error, SystemExit):
+        return user_errors.explained(error)
+    if user_errors.is_ours(error):  # A parameter server's work is done.
+        return None
+    mistake = ModelError(
+        "the code of a model must not end the training",
+        received=f"sys.exit({error.code!r})"[:200],
+        mend="Take sys.exit out of it, or raise an error there",
+    )
+    return {"event": "mistake", "text": str(mistake)}
+
+
+def _end(event: dict[str, Any]) -> NoReturn:
+    is_left = event["event"] == "left alone"
     events.emit(event)
     sys.stdout.flush()
     if is_left:

@@ -16,6 +16,7 @@ from tfdist.launch.jobs import Where
 from tfdist.records.buckets.cache import scratch_folder
 from tfdist.records.buckets.urls import url_of
 from tfdist.runs import ranks
+from tfdist.runs.choosing import fitting
 from tfdist.runs.evaluator import evaluate_beside
 from tfdist.runs.files import read_history, write_json
 from tfdist.runs.folder import RunFolder
@@ -194,9 +195,11 @@ def train(
     """
     given = locals()
     where = ranks.asked("tfdist.train", model, verbose=verbose, **picked(Where, given))
+    path = model_path.of(model)
+    where = fitting(where, path, global_batch_size, print if verbose else lambda text: None)
     config = training_config(
         where,
-        model=model_path.of(model),
+        model=path,
         data=os.fspath(data),
         output=Path(output),
         settings=Settings(**picked(Settings, given)),
