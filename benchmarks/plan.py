@@ -16,7 +16,11 @@ _apart = functools.partial(apart.call, "benchmarks.plan")
 _SINGLE: tuple[str, dict[str, Any]] = ("single", {})
 # Kept apart by what they hold: activations of products, of convolutions, of attention; weights.
 _MODELS = ("stack", "convnet", "gpt", "wide")
-# Those on which strategies that divide a model prove themselves, and built-in workloads: rows.
+# Those that each strategy must train as one device does; those on which strategies that divide a
+# model prove themselves; and built-in workloads: rows.
+_CASES = ("mlp", "convnet", "two_inputs", "dict_outputs", "list_outputs", "saturated")
+_CASES += ("own_loss", "super_loss")
+_CASE_ROWS = 1024  # Of so small models a step of few rows takes some KB, of scalars and metrics.
 _PROOF_MODELS = ("mlp", "convnet", "transformer", "vit", "resnet50v2")
 _WORKLOADS = {"mlp": 64, "transformer": 32, "resnet50v2": 16, "resnet152v2": 8}
 _STRATEGIES = (
@@ -39,7 +43,8 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     if quick:
         cases = [("stack", *_SINGLE)]
     else:
-        models = [f"proof {name}" for name in _PROOF_MODELS]
+        models = [f"case {name}" for name in _CASES]
+        models += [f"proof {name}" for name in _PROOF_MODELS]
         models += [f"workload {name}" for name in _WORKLOADS]
         cases = [(model, *_SINGLE) for model in (*_MODELS, *models)]
         cases += [("stack", name, options) for name, options in _STRATEGIES]
@@ -90,6 +95,11 @@ def _model(name: str) -> tuple[Callable[[], Any], int]:
 
         proof = getattr(conformance_models, known)()
         return proof.model_fn, proof.global_batch_size
+    if kind == "case":
+        from tests.conformance import conformance_cases
+
+        optimizer = conformance_cases.optimizer_of(known)
+        return functools.partial(conformance_cases.build, known, optimizer), _CASE_ROWS
     if kind == "workload":
         from tfdist.benching import workloads
 

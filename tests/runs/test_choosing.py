@@ -52,7 +52,7 @@ def _needs(strategy: str, options: dict, devices: int) -> Needs:
     )
 
 
-def _find_needs(model, asked, *, rows):
+def _find_needs(model, asked, *, rows, on_gpus=True):
     found = []
     for each in asked:
         try:
@@ -181,7 +181,7 @@ def test_one_process_stays_one(gpus, choose, monkeypatch):
     gpus("NVIDIA A10G, 10000", "NVIDIA A10G, 10000")
     asked = []
 
-    def find_needs(model, each, *, rows):
+    def find_needs(model, each, *, rows, on_gpus):
         asked.extend(strategy for strategy, _, _ in each)
         return _find_needs(model, each, rows=rows)
 

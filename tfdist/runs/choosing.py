@@ -80,7 +80,7 @@ def started(candidate: Candidate) -> Where:
 
 
 def _needs(model: str, asked: Sequence[Candidate], rows: int) -> list[Needs | TfdistError]:
-    return find_needs(model, [each.traced for each in asked], rows=rows)
+    return find_needs(model, [each.traced for each in asked], rows=rows, on_gpus=True)
 
 
 def _startable(cluster: Cluster, rows: int, where: Where) -> list[Candidate]:

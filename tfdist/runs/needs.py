@@ -22,6 +22,7 @@ def find_needs(
     asked: Sequence[tuple[str, Mapping[str, Any], int]],
     *,
     rows: int,
+    on_gpus: bool = False,
     on_event: Callable[[int, dict[str, Any]], None] = lambda row, event: None,
 ) -> list[Needs | TfdistError]:
     """Returns for each row of a plan what a step needs, or why there can be none.
@@ -33,6 +34,7 @@ def find_needs(
         asked: (strategy, options, devices) of each row. Where the options of a strategy tell its
             devices (mesh, pipeline), those hold.
         rows: of the global batch that is planned for.
+        on_gpus: whether it is planned for GPUs, which order operations in another way than CPUs.
         on_event: called with (number of a row, event) of the process that traces it.
 
     Raises:
@@ -62,7 +64,7 @@ def find_needs(
 
     if traced:
         own = [(asked[each][0], dict(asked[each][1]), asked[each][2]) for each in traced]
-        config = {"model": model, "asked": own, "rows": rows}
+        config = {"model": model, "asked": own, "rows": rows, "on_gpus": on_gpus}
         # One process, wherever the strategies themselves have several.
         where = Where(strategy="single", options={}, workers=1, stall_timeout_s=_TIMEOUT_S)
         ranks.run(RANK, config, where, take)

@@ -56,10 +56,11 @@ def _trace(config: dict[str, Any], row: int) -> NoReturn:
         name, options, devices = config["asked"][row]
         # What the model's file prints would come once for each row.
         with open(os.devnull, "w") as silence, contextlib.redirect_stdout(silence):
-            from tfdist.runs.traced_step import needs_of
+            from tfdist.runs.traced_step import needs_of, pool_threads
 
             model_fn = model_path.load(config["model"])
-            found = needs_of(model_fn, name, options, devices, config["rows"])
+            threads = 0 if config["on_gpus"] else pool_threads()
+            found = needs_of(model_fn, name, options, devices, config["rows"], threads)
         emit({"event": "needs", "row": row, "needs": dataclasses.asdict(found)})
         code = 0
     except (Exception, SystemExit) as error:

@@ -12,7 +12,7 @@ from tfdist.compat import check_versions, follow_program
 from tfdist.errors import TfdistError
 from tfdist.launch.jobs import of_several
 from tfdist.planning.candidates import Candidate, candidates
-from tfdist.planning.devices import DeviceTable
+from tfdist.planning.devices import CPU, DeviceTable
 from tfdist.planning.needs import Needs
 from tfdist.planning.plan import Speed
 from tfdist.planning.report import Plan, make_plan
@@ -85,6 +85,7 @@ def plan(
         named,
         [each.traced for each in asked],
         rows=global_batch_size,
+        on_gpus=cluster.device.name != CPU,
         on_event=take,
     )
     speed, measured = Speed(), None
@@ -127,8 +128,9 @@ def _needs_of(
     asked: Sequence[tuple[str, Mapping[str, Any], int]],
     *,
     rows: int,
+    on_gpus: bool,
     on_event: OnEvent,
 ) -> list[Needs | TfdistError]:
     from tfdist.runs.needs import find_needs
 
-    return find_needs(model, asked, rows=rows, on_event=on_event)
+    return find_needs(model, asked, rows=rows, on_gpus=on_gpus, on_event=on_event)

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -42,7 +43,12 @@ class _Traced(Exception):
 
 
 def needs_of(
-    model_fn: Callable[[], Any], name: str, options: Mapping[str, Any], devices: int, rows: int
+    model_fn: Callable[[], Any],
+    name: str,
+    options: Mapping[str, Any],
+    devices: int,
+    rows: int,
+    threads: int,
 ) -> Needs:
     """Returns what a step of ``model_fn`` on a strategy needs.
 
@@ -51,6 +57,7 @@ def needs_of(
 
     Args:
         rows: of the global batch.
+        threads: that run operations, see ``live_bytes.most_on_each``.
 
     Raises:
         TfdistError: the strategy refuses the model, or its options.
@@ -67,7 +74,7 @@ def needs_of(
         ranks = max(1, devices // of_each) if options.get("replicas") or not is_divided else 1
         share = math.ceil(rows / ranks) if is_divided else rows
         times = _TIMES_OF_MESH if name == "mesh" else _TIMES
-        steps = _of_batches(strategy, model, [each * share for each in times], name)
+        steps = _of_batches(strategy, model, [each * share for each in times], name, threads)
     once, most = steps[0], steps[-1]
     device = home if home == _HOME else max(once.most, key=lambda each: once.most[each])
     held = {key: getattr(once, key)[device] for key in ("weights", "gradients", "slots")}
@@ -159,11 +166,11 @@ class _Step:
         crossing: bytes that go from one device to another.
     """
 
-    def __init__(self, model: Any, traced: Any, rows: int):
+    def __init__(self, model: Any, traced: Any, rows: int, threads: int):
         operations = step_graph.of(traced, rows)
         self.weights, self.slots, self.gradients, others = _held(model, traced)
         held = self.weights + self.slots + others
-        live = live_bytes.most_on_each(operations)
+        live = live_bytes.most_on_each(operations, threads)
         self.most = {device: most + held[device] for device, most in live.items()}
         shapes = [each.shapes for each in operations]
         flops = [
@@ -202,20 +209,29 @@ def _check_products(operations: Sequence[step_graph.Operation], flops: Sequence[
 
 def most_on_each(strategy: Any, model: Any, rows: int) -> dict[str, int]:
     """Returns device -> the most bytes there in a step of ``rows`` rows, variables included."""
-    return _of_batch(strategy, model, rows).most
+    return _of_batch(strategy, model, rows, pool_threads()).most
 
 
-def _of_batches(strategy: Any, model: Any, batches: Sequence[int], name: str) -> list[_Step]:
+def pool_threads() -> int:
+    """Returns how many threads run operations of CPUs in this process."""
+    asked = tf.config.threading.get_inter_op_parallelism_threads()
+    return asked or len(os.sched_getaffinity(0))
+
+
+def _of_batches(
+    strategy: Any, model: Any, batches: Sequence[int], name: str, threads: int
+) -> list[_Step]:
     if name == "mesh":
-        return [_of_batch(strategy, model, rows) for rows in batches]
+        return [_of_batch(strategy, model, rows, threads) for rows in batches]
     # Rows that are traced are made, and a large batch may not fit here.
     traced = _traced(strategy, model, batches[0])
-    return [_Step(model, traced, math.ceil(rows / strategy.num_replicas)) for rows in batches]
+    shares = [math.ceil(rows / strategy.num_replicas) for rows in batches]
+    return [_Step(model, traced, share, threads) for share in shares]
 
 
-def _of_batch(strategy: Any, model: Any, rows: int) -> _Step:
+def _of_batch(strategy: Any, model: Any, rows: int, threads: int) -> _Step:
     traced = _traced(strategy, model, rows)
-    return _Step(model, traced, math.ceil(rows / strategy.num_replicas))
+    return _Step(model, traced, math.ceil(rows / strategy.num_replicas), threads)
 
 
 def _traced(strategy: Any, model: Any, rows: int) -> Any:
