@@ -193,9 +193,10 @@ def test_one_process_stays_one(gpus, choose, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_choice_is_trained_with(model, gpus, run_cli, tmp_path):
-    """On CPUs in the end, as there is no GPU."""
-    gpus("NVIDIA A10G, 6", "NVIDIA A10G, 6")
+def test_the_choice_is_trained_with(model, gpus, run_cli, tmp_path, monkeypatch):
+    """On a CPU in the end, as there is no GPU. Of 9 MB Adam's slots are half."""
+    gpus("NVIDIA A10G, 8")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     write((np.ones((64, 64), np.float32), np.arange(64) % 3), tmp_path / "data", split="train=1")
     done = run_cli(
         *("train", "--model", model, "--data", "data", "--output", "run", "--epochs", 1),
@@ -205,7 +206,6 @@ def test_the_choice_is_trained_with(model, gpus, run_cli, tmp_path):
         timeout_s=500,
     )
     assert done.returncode == 0, done.stderr
-    assert ": a step does not fit on one device as it is" in done.stderr
-    chosen = json.loads((tmp_path / "run" / "config.json").read_text())["strategy"]
-    assert f"tfdist: strategy {chosen} " in done.stderr
-    assert chosen not in ("auto", "single")
+    assert "strategy single offload=optimizer: a step does not fit on one device" in done.stderr
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["strategy"], config["options"]) == ("single", {"offload": "optimizer"})
