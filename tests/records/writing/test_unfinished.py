@@ -346,7 +346,7 @@ def test_only_one_process_goes_on(tmp_path, table):
     with contextlib.suppress(OptionError):
         # Refused, so it holds nothing.
         Unfinished(tmp_path / "out", [str(table)], listing_of([table]), {"seed": 9}, **said)
-    open_here = os.open(tmp_path / "out.unfinished", os.O_RDONLY)
+    open_here = os.open(tmp_path / "out.unfinished" / "lock", os.O_RDWR)
     fcntl.flock(open_here, fcntl.LOCK_EX)
     with pytest.raises(InUseError, match="one process at a time"):
         write(table, tmp_path / "out", **OPTIONS, resume=True)
