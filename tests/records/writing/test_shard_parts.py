@@ -152,7 +152,9 @@ def test_blocks_are_divided_and_seen_while_others_run(tmp_path, monkeypatch):
     monkeypatch.setattr(looked_at, "_OPENED_A_SECOND", 1e9)
     paths = [tmp_path / str(number) for number in range(3)]
     each = [
-        LookedAtByAll(path, lambda: None, part, [p for p in paths if p != path], "key")
+        LookedAtByAll(
+            path, lambda: None, path, of=part, others=[p for p in paths if p != path], key="key"
+        )
         for path, part in zip(paths, Part(1, 3).others, strict=True)
     ]
     firsts = range(0, 640, 64)
@@ -226,7 +228,7 @@ def test_a_whole_part_is_left_as_it_is(tmp_path, table, capsys):
     capsys.readouterr()
     assert write(table, out, **OF_TABLE, part="1/2", resume=True, workers=2) == first
     assert capsys.readouterr().out == f"tfdist: {part} is there whole: nothing was written\n"
-    with pytest.raises(DataError, match="new or empty folder"):
+    with pytest.raises(DataError, match="Keep it with resume=True, or write it again with overwri"):
         write(table, out, **OF_TABLE, part="1/2")
     with pytest.raises(
         OptionError, match=r"seed 1 where it had 0\. Give it the same, or begin anew"
@@ -246,7 +248,9 @@ def test_a_whole_part_is_left_as_it_is(tmp_path, table, capsys):
 
 def test_what_does_not_belong_together_is_not_joined(tmp_path, table):
     out, last = tmp_path / "all", tmp_path / "all.part-3-of-3"
-    with pytest.raises(OptionError, match=r"none of .*all\. Make them: `tfdist shard SOURCE"):
+    with pytest.raises(
+        OptionError, match=r"none of .*all that is whole\. Make them: `tfdist shard SOURCE"
+    ):
         merge(out)
 
     def refused(words):

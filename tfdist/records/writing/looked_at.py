@@ -6,12 +6,13 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfdist.records.parts import Part
 from tfdist.records.writing.journal import Journal, whole_lines
+from tfdist.records.writing.shard_files import said_of
 
 # As many journals are opened each second, however many parts there are.
 _OPENED_A_SECOND = 20
@@ -23,14 +24,16 @@ class LookedAt:
     Args:
         path: of the journal.
         begin: called before a line is written: makes the folder that the journal is in.
+        out: what is to be written in the end.
 
     Raises:
         OSError: the journal is there and cannot be read.
     """
 
-    def __init__(self, path: Path, begin: Callable[[], None]):
-        self._journal, self._begin = Journal(path), begin
-        self._found: dict[int, Any] = dict(self._journal.entries)
+    def __init__(self, path: Path, begin: Callable[[], None], out: Path):
+        self._journal, self._begin, self._out = Journal(path), begin, out
+        self._found: dict[int, Any] = {}
+        self._take(self._journal.entries)
 
     def in_turn(self, firsts: Sequence[int]) -> Sequence[int]:
         """Returns the blocks in the order in which to look at them."""
@@ -45,8 +48,12 @@ class LookedAt:
         self._note((first, told))
 
     def _note(self, entry: Sequence[Any]) -> None:
-        self._begin()
-        self._journal.add(entry)
+        with said_of(self._out):
+            self._begin()
+            self._journal.add(entry)
+
+    def _take(self, entries: Iterable[Any]) -> None:
+        self._found.update(entries)
 
 
 class LookedAtByAll(LookedAt):
@@ -63,14 +70,19 @@ class LookedAtByAll(LookedAt):
     """
 
     def __init__(
-        self, path: Path, begin: Callable[[], None], of: Part, others: Sequence[Path], key: str
+        self,
+        path: Path,
+        begin: Callable[[], None],
+        out: Path,
+        *,
+        of: Part,
+        others: Sequence[Path],
+        key: str,
     ):
-        self._journal, self._begin = Journal(path), begin
         self._of, self._key = of, key
         self._ends = dict.fromkeys(others, 0)
         self._lock, self._again_at = threading.Lock(), 0.0
-        self._found = {}
-        self._take(self._journal.entries)
+        super().__init__(path, begin, out)
 
     def in_turn(self, firsts: Sequence[int]) -> Sequence[int]:
         start, stop = self._of.range_of(len(firsts))
@@ -97,5 +109,5 @@ class LookedAtByAll(LookedAt):
             self._ends[path] += size
             self._take(entries)
 
-    def _take(self, entries: Sequence[Any]) -> None:
-        self._found.update({first: told for key, first, told in entries if key == self._key})
+    def _take(self, entries: Iterable[Any]) -> None:
+        super()._take((first, told) for key, first, told in entries if key == self._key)

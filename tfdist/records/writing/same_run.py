@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tfdist.errors import DataError, OptionError, spelt
-from tfdist.records.writing.listing import Listing
+from tfdist.records.buckets.urls import url_of
+from tfdist.records.writing.listing import Listing, listing_of
+from tfdist.records.writing.raw_sources import DIGITS
+
+# Who goes on, or writes another part, may give others of these.
+_MAY_DIFFER = ("source", "out", "workers", "resume", "overwrite", "part", "progress", "opened")
+
+
+def said_in(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns of the arguments of ``writer.write`` those that decide what is written, as JSON."""
+    return {name: _as_json(value) for name, value in given.items() if name not in _MAY_DIFFER}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value
+
+
+def known_by(
+    source: Any, here: Any, beside: Sequence[str | Path | None]
+) -> tuple[list[str], Listing]:
+    """Returns the names of the files that a source is in, and how they lie there.
+
+    Args:
+        here: where the source is on this machine: a copy, where it was fetched.
+        beside: further files of it.
+    """
+    if not isinstance(source, (str, os.PathLike)) or source == DIGITS:
+        return [], listing_of([])
+    others = [path for path in beside if path is not None]
+    url = url_of(source)
+    listing = listing_of([here, *others], are_copies=url is not None)
+    return [url or os.path.abspath(source), *map(os.path.abspath, others)], listing
 
 
 def check_same(now: Mapping[str, Any], was: Mapping[str, Any]) -> None:

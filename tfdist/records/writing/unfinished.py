@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 import threading
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -30,7 +31,6 @@ from tfdist.records.writing.journal import Journal
 from tfdist.records.writing.listing import Listing
 from tfdist.records.writing.looked_at import LookedAt, LookedAtByAll
 from tfdist.records.writing.same_run import check_same
-from tfdist.records.writing.shard_files import said_of
 
 SUFFIX = ".unfinished"
 STATE = "unfinished.json"
@@ -113,7 +113,7 @@ class Unfinished:
         }
         if os.path.lexists(self.folder):
             state = self._state()
-            self._take()
+            self._take(self.folder)
             try:
                 self._take_over(state, resume=resume, overwrite=overwrite)
             except BaseException:
@@ -137,12 +137,14 @@ class Unfinished:
         name = f"{what}.jsonl"
         assert name in LOOKED_AT
         if self._part is None:
-            return LookedAt(self.folder / name, self._begin_or_say)
+            return LookedAt(self.folder / name, self.begin, self.out)
         others = [p.path_of(self._whole_out) for p in self._part.others if p != self._part]
         journals = [each / name for out in others for each in (out, _unfinished(out))]
         known = {name: value for name, value in self.now.items() if name != "plan"}
         key = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
-        return LookedAtByAll(self.folder / name, self._begin_or_say, self._part, journals, key)
+        return LookedAtByAll(
+            self.folder / name, self.begin, self.out, of=self._part, others=journals, key=key
+        )
 
     def begin(self) -> None:
         """Makes the folder, if it is not there; any thread may. Raises OSError."""
@@ -150,17 +152,19 @@ class Unfinished:
             if self._is_begun:
                 return
             self.out.parent.mkdir(parents=True, exist_ok=True)
+            # It gets its name with all that tells whose it is: another run may look at any time.
+            begun = self.out.with_name(f".{self.folder.name}-{uuid.uuid4().hex}")
+            begun.mkdir()
             try:
-                self.folder.mkdir()
-            except FileExistsError:
-                raise self._in_use() from None
-            self._take()
+                self._take(begun)
+                self._save(begun)
+                os.rename(begun, self.folder)
+            except OSError as error:
+                shutil.rmtree(begun, ignore_errors=True)
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise self._in_use() from None
+                raise
             self._is_begun = True
-            self._save()
-
-    def _begin_or_say(self) -> None:
-        with said_of(self.out):
-            self.begin()
 
     def whole(self, plan: str) -> dict[str, ShardInfo]:
         """Returns by file the shards that are there, each of which is read and summed.
@@ -207,7 +211,7 @@ class Unfinished:
     def shards(self) -> Path:
         """Returns the folder that the shards are written into. Raises OSError."""
         self.begin()
-        self._save()
+        self._save(self.folder)
         shards = self.folder / _SHARDS
         shards.mkdir(exist_ok=True)
         return shards
@@ -314,15 +318,15 @@ class Unfinished:
             mend="Remove it, or choose another folder",
         )
 
-    def _save(self) -> None:
-        partial = self.folder / f".{STATE}"
+    def _save(self, folder: Path) -> None:
+        partial = folder / f".{STATE}"
         partial.write_text(json.dumps(self.now, indent=1) + "\n")
-        os.replace(partial, self.folder / STATE)
+        os.replace(partial, folder / STATE)
 
-    def _take(self) -> None:
+    def _take(self, folder: Path) -> None:
         """Takes the lock that ends with this process, where the file system has any."""
         # A file's, as NFS locks no folder.
-        self._lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import DataError, OptionError, spelt
-from tfdist.records.buckets.urls import url_of
 from tfdist.records.clients.partition import Partition, check_num_clients, parse_partition
 from tfdist.records.format.columns import Columns
 from tfdist.records.format.manifest import Manifest
@@ -19,12 +18,11 @@ from tfdist.records.format.splits import DEFAULT_SPLIT, parse_split
 from tfdist.records.parts import Part
 from tfdist.records.writing.column_shards import write_columns
 from tfdist.records.writing.images.options import ImageOptions, image_options
-from tfdist.records.writing.listing import Listing, listing_of
 from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.places import check_apart, check_free, check_kept, on_this_machine
-from tfdist.records.writing.raw_sources import DIGITS, check_no_table, owned_columns, read_raw
+from tfdist.records.writing.raw_sources import check_no_table, owned_columns, read_raw
 from tfdist.records.writing.roles import Asked
-from tfdist.records.writing.same_run import check_same
+from tfdist.records.writing.same_run import check_same, known_by, said_in
 from tfdist.records.writing.shard_files import Progress, said_of, stop_on_sigterm
 from tfdist.records.writing.shard_folders import (
     ShardFolder,
@@ -45,9 +43,6 @@ from tfdist.records.writing.streams.writer import (
     write_stream,
 )
 from tfdist.records.writing.unfinished import Unfinished
-
-# Who goes on, or writes another part, may give others of these.
-_MAY_DIFFER = ("source", "out", "workers", "resume", "overwrite", "part", "progress", "opened")
 
 
 def write(
@@ -159,7 +154,7 @@ def write(
         InUseError: another process is writing the folder.
     """
     # All that decides what is written: who goes on must ask for the same.
-    said = {name: _as_json(value) for name, value in locals().items() if name not in _MAY_DIFFER}
+    said = said_in(locals())
 
     def as_read(schema: Schema) -> Schema:
         read_in = {} if write_resized else {"resize": resize, "fit": fit}
@@ -212,8 +207,15 @@ def write(
         folder = of_all if chosen is None else chosen.path_of(of_all)
         with said_of(folder):
             whole = None if chosen is None else read_note(folder)
-        if whole is None or not (resume or overwrite):
+        if whole is None:
             check_free(folder, here, overwrite=overwrite)
+        elif not (resume or overwrite):
+            raise DataError(
+                "a part that is whole must be kept or given up",
+                received=folder,
+                mend=f"Keep it with {spelt('resume', True)}, or write it again with "
+                + spelt("overwrite", True),
+            )
         shards = find_shards(here)
         if shards is not None:
             check_apart(folder, shards.folder)
@@ -222,7 +224,7 @@ def write(
         with said_of(folder):
             run = Unfinished(
                 of_all,
-                *_known_by(source, here, [labels, masks]),
+                *known_by(source, here, [labels, masks]),
                 said,
                 resume=resume,
                 overwrite=overwrite,
@@ -248,31 +250,6 @@ def write(
                 "batched": batched is not None,
             }
             return _write_shards_anew(shards, folder, options, refused, run.notes)
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return value
-
-
-def _known_by(
-    source: Any, here: Any, beside: Sequence[str | Path | None]
-) -> tuple[list[str], Listing]:
-    """Returns the names of the files that a source is in, and how they lie there.
-
-    Args:
-        here: where the source is on this machine: a copy, where it was fetched.
-        beside: further files of it.
-    """
-    if not isinstance(source, (str, os.PathLike)) or source == DIGITS:
-        return [], listing_of([])
-    others = [path for path in beside if path is not None]
-    url = url_of(source)
-    listing = listing_of([here, *others], are_copies=url is not None)
-    return [url or os.path.abspath(source), *map(os.path.abspath, others)], listing
 
 
 def _is_read_once(source: Any) -> bool:
