@@ -165,7 +165,8 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
     "--part",
     metavar="I/N",
     help="Write part I of N of the shards alone, beside OUT: OUT.part-2-of-8; `tfdist merge OUT` "
-    "joins all parts. With --resume, a part that is there whole is left as it is.",
+    "joins all parts. A part that is there whole is left as it is with --resume, and written again "
+    "with --overwrite.",
 )
 @click.option(
     "--workers",

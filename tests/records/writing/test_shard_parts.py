@@ -171,17 +171,18 @@ def test_blocks_are_divided_and_seen_while_others_run(tmp_path, monkeypatch):
     assert each[2].found() == {0: ["a"], 192: ["b"], 256: ["c"]}
 
 
-_SLOW = """
+_STOPPED = """
 import sys, time
 from tfdist.cli.main import main
 from tfdist.records.writing import column_shards
 
-class Slow(column_shards.ShardFile):
+class Stopped(column_shards.ShardFile):
     def write(self, data):
+        if (self.path.parents[1] / "shards.jsonl").exists():  # One shard is whole.
+            time.sleep(60)
         super().write(data)
-        time.sleep(0.5)
 
-column_shards.ShardFile = Slow
+column_shards.ShardFile = Stopped
 main()
 """
 
@@ -193,7 +194,7 @@ def test_a_part_that_is_killed_goes_on_and_a_second_one_is_refused(tmp_path, pho
     options = ["--num-shards", "4", "--skip-bad", "--resize", "4x4", "--part", "1/2", "--resume"]
     options += ["--workers", "1"]
     process = subprocess.Popen(
-        [sys.executable, "-c", _SLOW, "shard", str(photos), str(out), *options],
+        [sys.executable, "-c", _STOPPED, "shard", str(photos), str(out), *options],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -224,6 +225,10 @@ def test_a_part_that_is_killed_goes_on_and_a_second_one_is_refused(tmp_path, pho
 def test_a_whole_part_is_left_as_it_is(tmp_path, table, capsys):
     out, part = tmp_path / "all", tmp_path / "all.part-1-of-2"
     first = write(table, out, **OF_TABLE, part="1/2", resume=True)
+    assert [shard.file for split in first.splits.values() for shard in split.shards] == [
+        *("train-00000-of-00003.tfrecord", "train-00002-of-00003.tfrecord"),
+        "validation-00001-of-00003.tfrecord",
+    ]
     before = {path: path.stat().st_ino for path in part.iterdir()}
     capsys.readouterr()
     assert write(table, out, **OF_TABLE, part="1/2", resume=True, workers=2) == first

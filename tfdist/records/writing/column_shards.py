@@ -106,6 +106,7 @@ def write_columns(
                 manifest=manifest.to_json(),
             )
             write_note(place.folder, note)
+            manifest = note.own_manifest()
     return manifest
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import DataError, OptionError, spelt
+from tfdist.records.format.columns import Columns
 from tfdist.records.format.files import sums
 from tfdist.records.format.manifest import Manifest
 from tfdist.records.format.offsets import write_offsets
@@ -67,6 +68,12 @@ class Note:
         """Returns that of all parts, with the shards of this one alone."""
         return _manifest(self, self.shards)
 
+    def columns(self, folder: Path) -> Columns:
+        """Returns what there is to say of a part that is not written again."""
+        manifest = self.own_manifest()
+        note = f"{folder} is there whole: nothing was written"
+        return Columns(manifest.source, manifest.schema, {}, notes=(note,))
+
 
 def write_note(folder: Path, note: Note) -> None:
     """Writes into the folder of a part what it is. Raises OSError."""
@@ -81,9 +88,9 @@ def read_note(folder: Path) -> Note | None:
 
 def remove(folder: Path, note: Note) -> None:
     """Removes a part, but not what others have put there."""
-    for name in (*note.shards, *LOOKED_AT, _NOTE):
-        (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
+        for name in (*note.shards, *LOOKED_AT, _NOTE):
+            (folder / name).unlink(missing_ok=True)
         folder.rmdir()
 
 

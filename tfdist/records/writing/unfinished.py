@@ -98,7 +98,7 @@ class Unfinished:
     ):
         self._part, self._whole_out = part, out
         self.out = out if part is None else part.path_of(out)
-        self.folder = _unfinished(self.out)
+        self.folder = self.out.with_name(self.out.name + SUFFIX)
         self._is_begun = self.is_resumed = False
         self._lock: int | None = None
         self._beginning = threading.Lock()
@@ -136,15 +136,15 @@ class Unfinished:
         """Returns the journal of images, or masks, that were looked at: ``images.files``."""
         name = f"{what}.jsonl"
         assert name in LOOKED_AT
+        own = (self.folder / name, self.begin, self.out)
         if self._part is None:
-            return LookedAt(self.folder / name, self.begin, self.out)
+            return LookedAt(*own)
         others = [p.path_of(self._whole_out) for p in self._part.others if p != self._part]
-        journals = [each / name for out in others for each in (out, _unfinished(out))]
+        places = [*others, *(out.with_name(out.name + SUFFIX) for out in others)]
         known = {name: value for name, value in self.now.items() if name != "plan"}
         key = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
-        return LookedAtByAll(
-            self.folder / name, self.begin, self.out, of=self._part, others=journals, key=key
-        )
+        journals = [place / name for place in places]
+        return LookedAtByAll(*own, of=self._part, others=journals, key=key)
 
     def begin(self) -> None:
         """Makes the folder, if it is not there; any thread may. Raises OSError."""
@@ -341,10 +341,6 @@ class Unfinished:
             received=f"another that writes {self.out}",
             mend="Wait until it has ended, or choose another folder",
         )
-
-
-def _unfinished(out: Path) -> Path:
-    return out.with_name(out.name + SUFFIX)
 
 
 def _counted(shards: int) -> str:

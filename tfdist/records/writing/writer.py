@@ -30,7 +30,7 @@ from tfdist.records.writing.shard_folders import (
     refuse_for_shards,
     write_shards_anew,
 )
-from tfdist.records.writing.shard_parts import Note, read_note
+from tfdist.records.writing.shard_parts import read_note
 from tfdist.records.writing.shard_parts import remove as remove_part
 from tfdist.records.writing.streams.sources import open_stream
 from tfdist.records.writing.streams.stream import Stream
@@ -237,7 +237,8 @@ def write(
             if whole is not None and resume:
                 check_same(run.now, whole.run)
                 run.remove()  # What it has left if it was ended behind its last step.
-                return _tell_whole(folder, whole, options)
+                options.tell(whole.columns(folder))
+                return whole.own_manifest()
             if whole is not None:
                 remove_part(folder, whole)
             if shards is None:
@@ -255,13 +256,6 @@ def write(
 def _is_read_once(source: Any) -> bool:
     """Whether a run that writes it may have kept nothing, however it was ended."""
     return not isinstance(source, (str, os.PathLike)) or is_tar(Path(source))
-
-
-def _tell_whole(folder: Path, whole: Note, options: WriteOptions) -> Manifest:
-    manifest = whole.own_manifest()
-    note = f"{folder} is there whole: nothing was written"
-    options.tell(Columns(manifest.source, manifest.schema, {}, notes=(note,)))
-    return manifest
 
 
 def _write_records(
