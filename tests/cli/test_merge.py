@@ -30,3 +30,30 @@ def test_parts_become_the_file_and_a_missing_one_is_one_line(tfdist, tmp_path):
     assert code == 0
     assert (result["parts"], result["records"]) == (2, 5)
     assert output.read_bytes() == b"row\r\n" + b"".join(b"%d\r\n" % row for row in range(5))
+
+
+def test_parts_of_shards_become_the_folder_of_one_run(tfdist, tmp_path):
+    code, out, err = tfdist("merge", "all")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "`tfdist shard SOURCE" in err
+    for part in ("2/2", "1/2"):
+        code, out, _ = tfdist("shard", "digits", "all", "--part", part, "--resume", "--json")
+        assert code == 0
+        assert json.loads(out.splitlines()[-1])["splits"]["train"]["shards"] == 2
+        if part == "2/2":
+            code, out, err = tfdist("merge", "all")
+            assert (code, out, err.count("\n")) == (2, "", 1)
+            assert "1 of 2 missing or not whole yet: 1." in err
+            assert "--part 1/2 --resume" in err
+    again = tfdist("shard", "digits", "all", "--part", "1/2", "--resume")
+    assert again[0] == 0
+    assert "is there whole: nothing was written" in again[1]
+    assert "next: tfdist merge all" in again[1]
+    code, out, err = tfdist("merge", "all", "--overwrite")
+    assert (code, err.count("\n")) == (2, 1)
+    code, out, _ = tfdist("merge", "all", "--json")
+    result = json.loads(out.splitlines()[-1])
+    assert (code, result["parts"], result["splits"]["train"]["records"]) == (0, 2, 1498)
+    assert tfdist("shard", "digits", "one")[0] == 0
+    files = {path.name: path.read_bytes() for path in (tmp_path / "all").iterdir()}
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}

@@ -8,28 +8,46 @@ import click
 
 from tfdist.cli import voice
 from tfdist.cli.console import stdout
+from tfdist.cli.shard import tell_shards
+from tfdist.errors import OptionError
 
 _EPILOG = """\b
 Examples:
   tfdist predict ... --output predictions.csv --part 1/2
   tfdist predict ... --output predictions.csv --part 2/2
   tfdist merge predictions.csv
+  tfdist shard photos data/photos --part 1/2
+  tfdist shard photos data/photos --part 2/2
+  tfdist merge data/photos
 """
 
 
 @click.command("merge", epilog=_EPILOG, short_help="Join parts to one.")
-@click.argument("output", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("output", metavar="FILE|DIR", type=click.Path(path_type=Path))
 @click.option("--overwrite", is_flag=True, help="Replace FILE when all parts are joined.")
 def command(output: Path, *, overwrite: bool) -> None:
-    """Joins the parts of FILE, which `tfdist predict --output FILE --part I/N` has written.
+    """Joins parts that `tfdist predict --output FILE --part I/N`, or `tfdist shard`, has written.
 
-    It becomes what one run would have written, to the last byte of a table that is text. Each
-    record is in it once, or nothing is written: parts that are missing, or are of other weights or
-    records, are named with the command that makes them. The parts are removed when FILE is whole.
+    FILE becomes what one run would have written, to the last byte of a table that is text; DIR
+    becomes the shards of one run, byte for byte. Each record is in it once, or nothing is written:
+    parts that are missing, or are of other weights, records or options, are named. The parts are
+    removed when FILE or DIR is whole.
     """
-    from tfdist.runs.prediction_parts import merge
+    from tfdist.records.writing import shard_parts
+    from tfdist.runs import prediction_parts
 
-    found = merge(output, overwrite=overwrite)
+    # A file of predictions has a suffix, by which its kind is chosen.
+    if shard_parts.folders_of(output) or not output.suffix:
+        if overwrite:
+            raise OptionError(
+                "--overwrite must go with a file of predictions",
+                received=f"{output}, of shards, which are never replaced",
+                mend="Leave it out",
+            )
+        manifest, parts = shard_parts.merge(output)
+        tell_shards(output, manifest, parts=parts)
+        return
+    found = prediction_parts.merge(output, overwrite=overwrite)
     voice.result(output=str(found.output), parts=found.parts, records=found.records)
     stdout().print(
         f"{found.records:,} records of {found.parts:,} parts  {found.output}", soft_wrap=True

@@ -25,6 +25,7 @@ Examples:
   tfdist shard photos data/photos --labels labels.csv --resize 224x224 --skip-bad
   tfdist shard coco data/coco --resize 512x512                  (coco/annotations/instances_*.json)
   tfdist shard photos data/photos --resize 224x224 --resume     (goes on where a run was ended)
+  tfdist shard photos data/photos --part 2/8 --resume           (of an array job; then merge)
   tfdist shard iris.csv data/iris --label species --split train=4,validation=1,test=1
   tfdist shard visits.csv data/visits --label sick,days --drop name
   tfdist shard reviews.jsonl data/reviews --label stars --text title
@@ -161,12 +162,19 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
     help="Remove that instead, and begin anew; shards in OUT are never touched.",
 )
 @click.option(
+    "--part",
+    metavar="I/N",
+    help="Write part I of N of the shards alone, beside OUT: OUT.part-2-of-8; `tfdist merge OUT` "
+    "joins all parts. A part that is there whole is left as it is with --resume, and written again "
+    "with --overwrite.",
+)
+@click.option(
     "--workers",
     type=int,
     help="Threads for images, processes for tables, texts and arrays; the shards are the same "
     "whatever their number.  [default: one for each core for a folder of images, else 1]",
 )
-def command(source: str, out: Path, crop: bool, pad: bool, **given: Any) -> None:
+def command(source: str, out: Path, crop: bool, pad: bool, part: str | None, **given: Any) -> None:
     """Writes SOURCE as TFRecord shards, with a manifest.json, into the new folder OUT.
 
     SOURCE is a folder of images of any size, in class folders (which may lie in train/, val/ and
@@ -179,7 +187,7 @@ def command(source: str, out: Path, crop: bool, pad: bool, **given: Any) -> None
     Every record is an ordinary tf.train.Example.
     """
     from tfdist.cli.console import progress_bar
-    from tfdist.records.buckets.urls import url_of
+    from tfdist.records.parts import Part
     from tfdist.records.writing.writer import write
 
     sources: list[Columns] = []
@@ -190,14 +198,19 @@ def command(source: str, out: Path, crop: bool, pad: bool, **given: Any) -> None
             out,
             fit=_fit(crop, pad),
             **given,
+            part=part,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
             opened=sources.append,
         )
     for note in sources[0].notes:
         print(f"tfdist: {note}")
     _print_roles(source, sources[0].roles)
-    _print_summary(url_of(out) or str(out), manifest)
-    voice.result(folder=url_of(out) or str(out), splits=voice.splits(manifest))
+    if part is None:
+        tell_shards(out, manifest)
+    else:
+        tell_shards(
+            Part.of(part).path_of(out), manifest, f"tfdist merge {out}, when all parts are there"
+        )
 
 
 def _fit(crop: bool, pad: bool) -> str | None:
@@ -229,18 +242,22 @@ def _print_roles(source: str, roles: Sequence[tuple[str, str]]) -> None:
     stdout().print(table)
 
 
-def _print_summary(out: str, manifest: Manifest) -> None:
+def tell_shards(out: Path, manifest: Manifest, then: str | None = None, **told: int) -> None:
+    """Tells of shards that were written, and what is next."""
     from rich.table import Table
 
     from tfdist.cli.console import megabytes, stdout
+    from tfdist.records.buckets.urls import url_of
 
-    table = Table(title=out, title_justify="left")
+    name = url_of(out) or str(out)
+    voice.result(folder=name, splits=voice.splits(manifest), **told)
+    table = Table(title=name, title_justify="left")
     table.add_column("split")
-    for name in ("records", "shards", "size"):
-        table.add_column(name, justify="right")
-    for name, split in manifest.splits.items():
+    for column in ("records", "shards", "size"):
+        table.add_column(column, justify="right")
+    for split_name, split in manifest.splits.items():
         size = megabytes(split.bytes)
-        table.add_row(name, f"{split.records:,}", str(len(split.shards)), size)
+        table.add_row(split_name, f"{split.records:,}", str(len(split.shards)), size)
     console = stdout()
     console.print(table)
-    console.print(f"next: tfdist inspect {out} --check", soft_wrap=True)
+    console.print(f"next: {then or f'tfdist inspect {name} --check'}", soft_wrap=True)

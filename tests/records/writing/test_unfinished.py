@@ -346,12 +346,24 @@ def test_only_one_process_goes_on(tmp_path, table):
     with contextlib.suppress(OptionError):
         # Refused, so it holds nothing.
         Unfinished(tmp_path / "out", [str(table)], listing_of([table]), {"seed": 9}, **said)
-    open_here = os.open(tmp_path / "out.unfinished", os.O_RDONLY)
+    open_here = os.open(tmp_path / "out.unfinished" / "lock", os.O_RDWR)
     fcntl.flock(open_here, fcntl.LOCK_EX)
     with pytest.raises(InUseError, match="one process at a time"):
         write(table, tmp_path / "out", **OPTIONS, resume=True)
     os.close(open_here)
     write(table, tmp_path / "out", **OPTIONS, resume=True)
+
+
+def test_only_one_of_two_that_begin_at_once_does(tmp_path, table):
+    said = {"resume": False, "overwrite": False}
+    out, listing = tmp_path / "out", listing_of([table])
+    first, second = (Unfinished(out, [str(table)], listing, {}, **said) for _ in range(2))
+    with first.kept_if_ended():
+        first.begin()
+        with pytest.raises(InUseError, match="one process at a time"), second.kept_if_ended():
+            second.begin()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out.unfinished"]
+        assert sorted(files_of(first.folder)) == ["lock", "unfinished.json"]
 
 
 def test_images_are_looked_at_once(tmp_path, monkeypatch):

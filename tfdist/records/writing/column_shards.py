@@ -13,7 +13,7 @@ import numpy as np
 from crc32c import crc32c
 
 from tfdist import __version__
-from tfdist.errors import DataError, spelt
+from tfdist.errors import DataError, OptionError, spelt
 from tfdist.records.clients.partition import Partition, deal
 from tfdist.records.format.columns import Columns, count_classes
 from tfdist.records.format.encoding import make_framer, make_layout
@@ -26,6 +26,7 @@ from tfdist.records.format.splits import (
     cut_shards,
     parse_split,
 )
+from tfdist.records.parts import Part
 from tfdist.records.writing.listing import content_of
 from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.processes import may_fork, run_in_processes
@@ -37,6 +38,7 @@ from tfdist.records.writing.shard_files import (
     staging_folder,
     stop_on_sigterm,
 )
+from tfdist.records.writing.shard_parts import Note, write_note
 from tfdist.records.writing.shard_sizes import frame_bytes, shards_for
 from tfdist.records.writing.unfinished import Unfinished
 
@@ -78,11 +80,12 @@ def write_columns(
         with said_of(out):
             whole = run.whole(_fingerprint(columns, plan) + content)
     options.tell(columns if run is None else replace(columns, notes=[*columns.notes, *run.notes]))
+    own = plan if options.part is None else _part_of(plan, options.part)
     with said_of(out), _place(out, run, whole) as place, stop_on_sigterm():
-        infos = _write_shards(place, columns, plan, options)
+        infos = _write_shards(place, columns, own, options)
         manifest = Manifest(
             schema=columns.schema,
-            splits=_summarise(columns, rows, infos, None if partition is None else str(partition)),
+            splits=_summarise(columns, rows, plan, infos, options.partition),
             layout=make_layout(columns.schema, columns.varint_widths()),
             source=columns.kind,
             seed=options.seed,
@@ -91,8 +94,19 @@ def write_columns(
             written_by=f"tfdist {__version__}",
             left_out=columns.left_out,
         )
-        write_offsets(place.folder, manifest)
-        manifest.save(place.folder)
+        if options.part is None:
+            write_offsets(place.folder, manifest)
+            manifest.save(place.folder)
+        else:
+            note = Note(
+                part=options.part.number,
+                parts=options.part.parts,
+                run=run.now,
+                files={name: [shard.file for shard in shards] for name, shards in plan.items()},
+                manifest=manifest.to_json(),
+            )
+            write_note(place.folder, note)
+            manifest = note.own_manifest()
     return manifest
 
 
@@ -214,11 +228,25 @@ def _plan(
     return plan
 
 
+def _part_of(plan: Mapping[str, list[_Shard]], part: Part) -> dict[str, list[_Shard]]:
+    """Returns each n-th shard of all splits, which differ in their sizes. Raises OptionError."""
+    shards = [shard for shards in plan.values() for shard in shards]
+    if part.parts > len(shards):
+        raise OptionError(
+            f"{spelt('part')} must divide shards into at most as many parts as there are shards",
+            received=f"{part} of {len(shards):,} shards",
+            mend=f"Use {len(shards):,} parts at most, or say more shards ({spelt('num_shards')})",
+        )
+    own = {shard.file for shard in shards[part.number - 1 :: part.parts]}
+    return {name: [shard for shard in shards if shard.file in own] for name, shards in plan.items()}
+
+
 def _summarise(
     columns: Columns,
     rows: Mapping[str, np.ndarray],
+    plan: Mapping[str, list[_Shard]],
     infos: Mapping[str, list[ShardInfo]],
-    partition: str | None,
+    partition: Partition | None,
 ) -> dict[str, SplitInfo]:
     class_ids = columns.class_ids()
     splits = {}
@@ -226,7 +254,7 @@ def _summarise(
         splits[name] = SplitInfo(
             shards=tuple(shards),
             class_counts=None if class_ids is None else count_classes(class_ids[rows[name]]),
-            partition=None if shards[0].client is None else partition,
+            partition=None if plan[name][0].client is None else str(partition),
         )
     return splits
 
@@ -238,8 +266,8 @@ def _write_shards(
     options: WriteOptions,
 ) -> dict[str, list[ShardInfo]]:
     """Writes the shards of a plan that are not whole yet."""
-    counter = Counter(columns.num_records, options.progress)
     jobs = [shard for shards in plan.values() for shard in shards]
+    counter = Counter(sum(len(shard.rows) for shard in jobs), options.progress)
     left = [shard for shard in jobs if shard.file not in place.whole]
     for info in place.whole.values():
         counter.add(info.records)

@@ -12,6 +12,18 @@ from typing import Any
 from crc32c import crc32c
 
 
+def whole_lines(content: bytes) -> tuple[list[Any], int]:
+    """Returns what the lines say, up to the first one that is not whole, and where they end."""
+    entries, end = [], 0
+    for line in content.splitlines(keepends=True):
+        checksum, _, text = line.rstrip(b"\n").partition(b" ")
+        if not line.endswith(b"\n") or checksum != b"%08x" % crc32c(text):
+            break
+        entries.append(json.loads(text))
+        end += len(line)
+    return entries, end
+
+
 class Journal:
     """Lines that are read back up to the first one that is not whole, and added to.
 
@@ -28,15 +40,8 @@ class Journal:
     def __init__(self, path: Path):
         self._path = path
         self._lock = threading.Lock()
-        self.entries: list[Any] = []
-        self._end = 0
         content = path.read_bytes() if path.exists() else b""
-        for line in content.splitlines(keepends=True):
-            checksum, _, text = line.rstrip(b"\n").partition(b" ")
-            if not line.endswith(b"\n") or checksum != b"%08x" % crc32c(text):
-                break
-            self.entries.append(json.loads(text))
-            self._end += len(line)
+        self.entries, self._end = whole_lines(content)
 
     def add(self, entry: Any) -> None:
         """Writes one line more; any thread may. Raises OSError."""

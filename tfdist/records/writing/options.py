@@ -11,6 +11,7 @@ from tfdist.records.clients.partition import Partition
 from tfdist.records.format.columns import Columns
 from tfdist.records.format.manifest import COMPRESSIONS
 from tfdist.records.format.schema import Schema
+from tfdist.records.parts import Part
 from tfdist.records.writing.shard_files import Progress
 
 
@@ -30,6 +31,7 @@ class WriteOptions:
         partition: how the records of the first split are dealt to clients; None: they are not.
         as_read: returns a schema with the readings of images that are asked for.
         in_order: whether the records of a split stay in the order of the source.
+        part: of the shards of all splits, which are written; None: all of them.
         opened: called with the columns of the source before anything is written; None prints what
             is to be told of it.
     """
@@ -46,6 +48,7 @@ class WriteOptions:
     opened: Callable[[Columns], None] | None = None
     as_read: Callable[[Schema], Schema]
     in_order: bool = False
+    part: Part | None = None
 
     def __post_init__(self) -> None:
         """Raises OptionError for what cannot hold."""
@@ -63,7 +66,11 @@ class WriteOptions:
 
     def needing_all_records(self) -> dict[str, bool]:
         """Returns, by name, whether what cannot be without all records at hand is asked for."""
-        return {"stratify": self.stratify, "clients and partition": self.partition is not None}
+        return {
+            "stratify": self.stratify,
+            "clients and partition": self.partition is not None,
+            "part": self.part is not None,
+        }
 
     def tell(self, columns: Columns) -> None:
         """Gives the user what there is to know of the source."""

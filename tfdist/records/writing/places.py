@@ -1,4 +1,4 @@
-"""Sources and folders of shards behind URLs: brought to this machine, and taken there."""
+"""Where sources and folders of shards are: on this machine, or behind URLs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import OptionError
+from tfdist.errors import DataError, OptionError, spelt
 from tfdist.records.buckets.urls import possible, url_of
 
 
@@ -44,14 +44,39 @@ def check_kept(out: str | Path, *, is_asked: bool) -> bool:
     """Returns whether what is written is kept where it is ended: not of a place behind a URL.
 
     Args:
-        is_asked: whether the user says what is to become of what was kept.
+        is_asked: whether the user says what needs it.
     """
     url = url_of(out)
     if url is not None and is_asked:
         raise OptionError(
-            "resume and overwrite must go with a folder on this machine",
+            "resume, overwrite and part must go with a folder on this machine",
             received=url,
-            mend="Leave it out, to begin anew; to be able to go on, write into a folder, and copy "
-            "it to the bucket afterwards",
+            mend="Leave it out, to begin anew; to be able to go on, or to write parts, write into "
+            "a folder, and copy it to the bucket afterwards",
         )
     return url is None
+
+
+def check_free(out: Path, source: Any, *, overwrite: bool) -> None:
+    """Raises DataError unless a folder is new or empty, and beside its source."""
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise DataError(
+            "shards must be written to a new or empty folder",
+            received=f"{out}, which {'holds something' if out.is_dir() else 'is a file'}",
+            mend=f"Remove it yourself, or choose another folder: {spelt('overwrite', True)} gives "
+            "up what a run that was ended has kept, and never what is finished"
+            if overwrite
+            else "Remove it, or choose another folder",
+        )
+    if isinstance(source, str | os.PathLike):
+        check_apart(out, Path(source))
+
+
+def check_apart(out: Path, source: Path) -> None:
+    """Raises DataError for a folder inside of its source."""
+    if source.resolve() in out.parents:
+        raise DataError(
+            "shards must not be written into their own source",
+            received=f"{out}, inside of {source}",
+            mend="Choose a folder beside it",
+        )

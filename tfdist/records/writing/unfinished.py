@@ -16,25 +16,31 @@ import os
 import shutil
 import sys
 import threading
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tfdist import __version__
-from tfdist.errors import DataError, InUseError, OptionError, spelt
+from tfdist.errors import DataError, InUseError, spelt
 from tfdist.records.format.files import sums
 from tfdist.records.format.manifest import ShardInfo
+from tfdist.records.parts import Part
 from tfdist.records.writing.journal import Journal
 from tfdist.records.writing.listing import Listing
-from tfdist.records.writing.shard_files import said_of
+from tfdist.records.writing.looked_at import LookedAt, LookedAtByAll
+from tfdist.records.writing.same_run import check_same
 
 SUFFIX = ".unfinished"
 STATE = "unfinished.json"
 _SHARDS = "shards"
 _DONE = "shards.jsonl"
+_LOCK = "lock"
+#: Journals of what was found in files: see ``Unfinished.looked_at``.
+LOOKED_AT = ("images.jsonl", "masks.jsonl")
 #: All that this module puts into the folder.
-_OWN = {STATE, f".{STATE}", _SHARDS, _DONE, "images.jsonl", "masks.jsonl"}
+_OWN = {STATE, f".{STATE}", _SHARDS, _DONE, _LOCK, *LOOKED_AT}
 _FORMAT = "tfdist unfinished shards 1"
 # Room and connections come back, and a process may be lost (ECHILD): what was written is worth more
 # than a tidy folder.
@@ -63,9 +69,11 @@ class Unfinished:
         resume: whether to go on with what is there.
         overwrite: whether to remove what is there.
         may_begin: whether to begin where there is nothing to go on with.
+        part: of OUT, which has a folder of its own; None: it is no part.
 
     Attributes:
         out, folder: OUT, and OUT.unfinished.
+        now: what decides what is written, as JSON.
         is_resumed: whether this run goes on with another.
         notes: what there is to tell of it, a sentence each.
 
@@ -86,15 +94,17 @@ class Unfinished:
         resume: bool,
         overwrite: bool,
         may_begin: bool = False,
+        part: Part | None = None,
     ):
-        self.folder = out.with_name(out.name + SUFFIX)
-        self.out = out
+        self._part, self._whole_out = part, out
+        self.out = out if part is None else part.path_of(out)
+        self.folder = self.out.with_name(self.out.name + SUFFIX)
         self._is_begun = self.is_resumed = False
         self._lock: int | None = None
         self._beginning = threading.Lock()
         self.notes: list[str] = []
         # What the source is before it is read: files that change meanwhile are another source.
-        self._now = {
+        self.now = {
             "format": _FORMAT,
             "written_by": f"tfdist {__version__}",
             "files": list(names),
@@ -103,15 +113,13 @@ class Unfinished:
         }
         if os.path.lexists(self.folder):
             state = self._state()
-            self._take()
+            self._take(self.folder)
             try:
                 self._take_over(state, resume=resume, overwrite=overwrite)
             except BaseException:
                 self._release()
                 raise
-        elif resume and may_begin:
-            self.notes.append("nothing was kept of an earlier run: this one began anew")
-        elif resume:
+        elif resume and not may_begin:
             raise DataError(
                 f"{spelt('resume', True)} must find the shards of a run that was ended",
                 received=f"no {self.folder}",
@@ -122,12 +130,21 @@ class Unfinished:
     @property
     def is_of_files(self) -> bool:
         """Whether files tell that the source is the same."""
-        return bool(self._now["files"])
+        return bool(self.now["files"])
 
-    def looked_at(self, what: str) -> Journal:
+    def looked_at(self, what: str) -> LookedAt:
         """Returns the journal of images, or masks, that were looked at: ``images.files``."""
-        assert f"{what}.jsonl" in _OWN
-        return _BegunJournal(self, self.folder / f"{what}.jsonl")
+        name = f"{what}.jsonl"
+        assert name in LOOKED_AT
+        own = (self.folder / name, self.begin, self.out)
+        if self._part is None:
+            return LookedAt(*own)
+        others = [p.path_of(self._whole_out) for p in self._part.others if p != self._part]
+        places = [*others, *(out.with_name(out.name + SUFFIX) for out in others)]
+        known = {name: value for name, value in self.now.items() if name != "plan"}
+        key = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+        journals = [place / name for place in places]
+        return LookedAtByAll(*own, of=self._part, others=journals, key=key)
 
     def begin(self) -> None:
         """Makes the folder, if it is not there; any thread may. Raises OSError."""
@@ -135,13 +152,19 @@ class Unfinished:
             if self._is_begun:
                 return
             self.out.parent.mkdir(parents=True, exist_ok=True)
+            # It gets its name with all that tells whose it is: another run may look at any time.
+            begun = self.out.with_name(f".{self.folder.name}-{uuid.uuid4().hex}")
+            begun.mkdir()
             try:
-                self.folder.mkdir()
-            except FileExistsError:
-                raise self._in_use() from None
-            self._take()
+                self._take(begun)
+                self._save(begun)
+                os.rename(begun, self.folder)
+            except OSError as error:
+                shutil.rmtree(begun, ignore_errors=True)
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise self._in_use() from None
+                raise
             self._is_begun = True
-            self._save()
 
     def whole(self, plan: str) -> dict[str, ShardInfo]:
         """Returns by file the shards that are there, each of which is read and summed.
@@ -154,7 +177,7 @@ class Unfinished:
             OSError: the folder cannot be written.
         """
         digest = hashlib.sha256(plan.encode()).hexdigest()
-        if self._now.setdefault("plan", digest) != digest:
+        if self.now.setdefault("plan", digest) != digest:
             raise DataError(
                 f"{spelt('resume', True)} must find the records that the run which was ended found",
                 received="others" + (", in the same files" if self.is_of_files else ""),
@@ -188,7 +211,7 @@ class Unfinished:
     def shards(self) -> Path:
         """Returns the folder that the shards are written into. Raises OSError."""
         self.begin()
-        self._save()
+        self._save(self.folder)
         shards = self.folder / _SHARDS
         shards.mkdir(exist_ok=True)
         return shards
@@ -199,8 +222,12 @@ class Unfinished:
 
     def finish(self) -> None:
         """Makes OUT of the shards in one step. Raises OSError."""
+        for name in LOOKED_AT if self._part is not None else ():
+            # For the parts that are still to come.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(self.folder / name, self.folder / _SHARDS / name)
         os.rename(self.folder / _SHARDS, self.out)
-        self._remove()
+        self.remove()
 
     @contextlib.contextmanager
     def kept_if_ended(self) -> Iterator[None]:
@@ -231,9 +258,10 @@ class Unfinished:
     def _remove_if_own(self) -> None:
         # What an earlier run has written is not this one's to remove.
         if self._is_begun and not self.is_resumed:
-            self._remove()
+            self.remove()
 
-    def _remove(self) -> None:
+    def remove(self) -> None:
+        """Removes what is kept."""
         self._is_begun = False
         self._remove_own()
 
@@ -264,9 +292,8 @@ class Unfinished:
                 mend="Move it to another folder",
             )
         if resume:
-            self._check_options(state)
-            self._check_source(state)
-            self._now, self._is_begun, self.is_resumed = state, True, True
+            check_same(self.now, state)
+            self.now, self._is_begun, self.is_resumed = state, True, True
         elif overwrite:
             self._remove_own()
             self._release()
@@ -291,14 +318,15 @@ class Unfinished:
             mend="Remove it, or choose another folder",
         )
 
-    def _save(self) -> None:
-        partial = self.folder / f".{STATE}"
-        partial.write_text(json.dumps(self._now, indent=1) + "\n")
-        os.replace(partial, self.folder / STATE)
+    def _save(self, folder: Path) -> None:
+        partial = folder / f".{STATE}"
+        partial.write_text(json.dumps(self.now, indent=1) + "\n")
+        os.replace(partial, folder / STATE)
 
-    def _take(self) -> None:
+    def _take(self, folder: Path) -> None:
         """Takes the lock that ends with this process, where the file system has any."""
-        self._lock = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        # A file's, as NFS locks no folder.
+        self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -314,63 +342,8 @@ class Unfinished:
             mend="Wait until it has ended, or choose another folder",
         )
 
-    def _check_options(self, state: Mapping[str, Any]) -> None:
-        anew = f"Give it the same, or begin anew with {spelt('overwrite', True)}"
-        if state["written_by"] != self._now["written_by"]:
-            raise DataError(
-                f"{spelt('resume', True)} must go on with the version that began",
-                received=f"{self._now['written_by']} where {state['written_by']} began",
-                mend=anew,
-            )
-        said, was = self._now["options"], state["options"]
-        other = [name for name in said if said[name] != was.get(name)]
-        if other:
-            shown = ", ".join(f"{name} {_shown(said[name])}" for name in other)
-            began = ", ".join(_shown(was.get(name)) for name in other)
-            raise OptionError(
-                f"{spelt('resume', True)} must have the options of the run that was ended",
-                received=f"{shown} where it had {began}",
-                mend=anew,
-            )
-
-    def _check_source(self, state: Mapping[str, Any]) -> None:
-        now, was = Listing(**self._now["listing"]), Listing(**state["listing"])
-        if self._now["files"] != state["files"]:
-            received = f"{_named(self._now['files'])} where it had {_named(state['files'])}"
-        elif now != was:
-            same = (now.files, now.bytes) == (was.files, was.bytes)
-            received = "files of other sizes or times" if same else f"{now} where there were {was}"
-        else:
-            return
-        raise DataError(
-            f"{spelt('resume', True)} must find the source as it was when the run began",
-            received=received,
-            mend=f"Begin anew with {spelt('overwrite', True)}",
-        )
-
-
-class _BegunJournal(Journal):
-    """One whose first line makes the folder that it is in."""
-
-    def __init__(self, run: Unfinished, path: Path):
-        super().__init__(path)
-        self._run = run
-
-    def add(self, entry: Any) -> None:
-        with said_of(self._run.out):
-            self._run.begin()
-            super().add(entry)
-
-
-def _named(files: Sequence[str]) -> str:
-    return ", ".join(files) or "data in memory"
-
 
 def _counted(shards: int) -> str:
     if shards < 2:
         return "1 whole shard" if shards else "no whole shard"
     return f"{shards:,} whole shards"
-
-
-def _shown(value: object) -> str:
-    return "none" if value is None else str(value)

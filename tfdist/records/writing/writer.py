@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import DataError, OptionError, spelt
-from tfdist.records.buckets.urls import url_of
 from tfdist.records.clients.partition import Partition, check_num_clients, parse_partition
 from tfdist.records.format.columns import Columns
 from tfdist.records.format.manifest import Manifest
 from tfdist.records.format.readings import with_readings
 from tfdist.records.format.schema import Schema
 from tfdist.records.format.splits import DEFAULT_SPLIT, parse_split
+from tfdist.records.parts import Part
 from tfdist.records.writing.column_shards import write_columns
 from tfdist.records.writing.images.options import ImageOptions, image_options
-from tfdist.records.writing.listing import Listing, listing_of
 from tfdist.records.writing.options import WriteOptions, cores
-from tfdist.records.writing.places import check_kept, on_this_machine
-from tfdist.records.writing.raw_sources import DIGITS, check_no_table, owned_columns, read_raw
+from tfdist.records.writing.places import check_apart, check_free, check_kept, on_this_machine
+from tfdist.records.writing.raw_sources import check_no_table, owned_columns, read_raw
 from tfdist.records.writing.roles import Asked
+from tfdist.records.writing.same_run import check_same, known_by, said_in
 from tfdist.records.writing.shard_files import Progress, said_of, stop_on_sigterm
 from tfdist.records.writing.shard_folders import (
     ShardFolder,
@@ -30,6 +30,8 @@ from tfdist.records.writing.shard_folders import (
     refuse_for_shards,
     write_shards_anew,
 )
+from tfdist.records.writing.shard_parts import read_note
+from tfdist.records.writing.shard_parts import remove as remove_part
 from tfdist.records.writing.streams.sources import open_stream
 from tfdist.records.writing.streams.stream import Stream
 from tfdist.records.writing.streams.tar_files import is_tar
@@ -73,6 +75,7 @@ def write(
     skip_bad: bool = False,
     resume: bool = False,
     overwrite: bool = False,
+    part: str | None = None,
     progress: Progress | None = None,
     opened: Callable[[Columns], None] | None = None,
 ) -> Manifest:
@@ -128,14 +131,19 @@ def write(
         resume: whether to go on with what a run that was ended has kept in ``out``.unfinished, of
             the same source with the same options. Of streams that do not fit into memory, and of
             shards, nothing is kept: they begin anew.
-        overwrite: whether to remove that, and begin anew. What is finished is never replaced.
+        overwrite: whether to remove that, and begin anew. What is finished is never replaced, but
+            a part is.
+        part: "2/8" writes the second of eight parts of the shards alone, into a folder beside
+            ``out``, "NAME.part-2-of-8"; see ``shard_parts.merge``. With ``resume`` it begins where
+            there is nothing to go on with, and is left as it is where it is whole. Not of streams
+            that do not fit into memory, nor of shards.
         progress: called with (records written, records in all) now and then, from any thread; of a
             stream whose length is not known with None for all.
         opened: called with the columns of the source before anything is written. None: what is to
             be told of the source, as what was left out, is printed.
 
     Returns:
-        The manifest that was written.
+        The manifest that was written; of a part with its shards alone, though nowhere as a file.
 
     Raises:
         OptionError: an option that cannot hold.
@@ -146,16 +154,13 @@ def write(
         InUseError: another process is writing the folder.
     """
     # All that decides what is written: who goes on must ask for the same.
-    said = {
-        name: _as_json(value)
-        for name, value in locals().items()
-        if name not in ("source", "out", "workers", "resume", "overwrite", "progress", "opened")
-    }
+    said = said_in(locals())
 
     def as_read(schema: Schema) -> Schema:
         read_in = {} if write_resized else {"resize": resize, "fit": fit}
         return with_readings(schema, **read_in, color=color).checked()
 
+    chosen = None if part is None else Part.of(part)
     dealt = _check_clients(clients, partition, num_shards)
     options = WriteOptions(
         shares=None if split is None else parse_split(split),
@@ -169,10 +174,11 @@ def write(
         progress=progress,
         opened=opened,
         as_read=as_read,
+        part=chosen,
     )
     if resume and overwrite:
         raise OptionError("resume and overwrite must not go together", mend="Leave one out")
-    is_kept = check_kept(out, is_asked=resume or overwrite)
+    is_kept = check_kept(out, is_asked=resume or overwrite or chosen is not None)
     asked = Asked(
         label=label,
         inputs=inputs,
@@ -196,22 +202,45 @@ def write(
         workers=cores() if workers is None else workers,
     )
     with on_this_machine(source, out) as (here, folder):
-        folder = folder.resolve()
-        _check_free(folder, here, overwrite=overwrite)
+        of_all = folder.resolve()
+        check_free(of_all, here, overwrite=overwrite)
+        folder = of_all if chosen is None else chosen.path_of(of_all)
+        with said_of(folder):
+            whole = None if chosen is None else read_note(folder)
+        if whole is None:
+            check_free(folder, here, overwrite=overwrite)
+        elif not (resume or overwrite):
+            raise DataError(
+                "a part that is whole must be kept or given up",
+                received=folder,
+                mend=f"Keep it with {spelt('resume', True)}, or write it again with "
+                + spelt("overwrite", True),
+            )
         shards = find_shards(here)
         if shards is not None:
-            _check_apart(folder, shards.folder)
+            check_apart(folder, shards.folder)
+        is_read_once = shards is not None or _is_read_once(here)
         # Also where nothing will be kept: what another run has left there is told.
         with said_of(folder):
             run = Unfinished(
-                folder,
-                *_known_by(source, here, [labels, masks]),
+                of_all,
+                *known_by(source, here, [labels, masks]),
                 said,
                 resume=resume,
                 overwrite=overwrite,
-                may_begin=shards is not None or _is_read_once(here),
+                may_begin=chosen is not None or is_read_once,
+                part=chosen,
             )
+        if resume and is_read_once and not run.is_resumed:
+            run.notes.append("nothing was kept of an earlier run: this one began anew")
         with stop_on_sigterm(), run.kept_if_ended():
+            if whole is not None and resume:
+                check_same(run.now, whole.run)
+                run.remove()  # What it has left if it was ended behind its last step.
+                options.tell(whole.columns(folder))
+                return whole.own_manifest()
+            if whole is not None:
+                remove_part(folder, whole)
             if shards is None:
                 kept = run if is_kept else None
                 return _write_records(here, folder, options, asked, images, batched, kept)
@@ -222,31 +251,6 @@ def write(
                 "batched": batched is not None,
             }
             return _write_shards_anew(shards, folder, options, refused, run.notes)
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return value
-
-
-def _known_by(
-    source: Any, here: Any, beside: Sequence[str | Path | None]
-) -> tuple[list[str], Listing]:
-    """Returns the names of the files that a source is in, and how they lie there.
-
-    Args:
-        here: where the source is on this machine: a copy, where it was fetched.
-        beside: further files of it.
-    """
-    if not isinstance(source, (str, os.PathLike)) or source == DIGITS:
-        return [], listing_of([])
-    others = [path for path in beside if path is not None]
-    url = url_of(source)
-    listing = listing_of([here, *others], are_copies=url is not None)
-    return [url or os.path.abspath(source), *map(os.path.abspath, others)], listing
 
 
 def _is_read_once(source: Any) -> bool:
@@ -340,26 +344,3 @@ def _check_clients(
             mend="Leave the number of shards out",
         )
     return dealt
-
-
-def _check_free(out: Path, source: Any, *, overwrite: bool) -> None:
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise DataError(
-            "shards must be written to a new or empty folder",
-            received=f"{out}, which {'holds something' if out.is_dir() else 'is a file'}",
-            mend=f"Remove it yourself, or choose another folder: {spelt('overwrite', True)} gives "
-            "up what a run that was ended has kept, and never what is finished"
-            if overwrite
-            else "Remove it, or choose another folder",
-        )
-    if isinstance(source, str | os.PathLike):
-        _check_apart(out, Path(source))
-
-
-def _check_apart(out: Path, source: Path) -> None:
-    if source.resolve() in out.parents:
-        raise DataError(
-            "shards must not be written into their own source",
-            received=f"{out}, inside of {source}",
-            mend="Choose a folder beside it",
-        )

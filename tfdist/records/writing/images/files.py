@@ -23,7 +23,7 @@ from tfdist.records.format.image_bytes import (
     undecodable,
 )
 from tfdist.records.writing.images.resizing import Resizing, resized, turned
-from tfdist.records.writing.journal import Journal
+from tfdist.records.writing.looked_at import LookedAt
 
 # Formats and modes whose files tf.io decodes to the pixels that Pillow sees: their bytes are kept.
 _KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB", "RGBA", "I;16", "I;16B", "I")}
@@ -95,7 +95,7 @@ def read_headers(
     decode: bool,
     workers: int = 1,
     are_masks: bool = False,
-    journal: Journal | None = None,
+    journal: LookedAt | None = None,
 ) -> list[Header | str]:
     """Returns what each file is; for one that cannot be read, why.
 
@@ -106,23 +106,24 @@ def read_headers(
     """
 
     def read(first: int) -> list[Any]:
+        found = {} if journal is None else journal.found()
+        if first in found:
+            return found[first]
         headers = [
             _read_header(path, decode, are_masks) for path in paths[first : first + _AT_ONCE]
         ]
         told = [header if isinstance(header, str) else astuple(header) for header in headers]
         if journal is not None:
-            journal.add((first, told))
+            journal.add(first, told)
         return told
 
-    found = {} if journal is None else dict(journal.entries)
-    left = [first for first in range(0, len(paths), _AT_ONCE) if first not in found]
+    firsts = range(0, len(paths), _AT_ONCE)
+    in_turn = firsts if journal is None else journal.in_turn(firsts)
     # Pillow decodes outside Python's lock.
     with ThreadPoolExecutor(workers, thread_name_prefix="tfdist-images") as pool:
-        found.update(zip(left, pool.map(read, left), strict=True))
+        told = dict(zip(in_turn, pool.map(read, in_turn), strict=True))
     return [
-        each if isinstance(each, str) else Header(*each)
-        for first in sorted(found)
-        for each in found[first]
+        each if isinstance(each, str) else Header(*each) for first in firsts for each in told[first]
     ]
 
 

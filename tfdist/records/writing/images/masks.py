@@ -10,7 +10,7 @@ from pathlib import Path
 from tfdist.errors import DataError
 from tfdist.records.writing.images.files import Header, ImageFiles, read_headers
 from tfdist.records.writing.images.search import FoundImage
-from tfdist.records.writing.journal import Journal
+from tfdist.records.writing.looked_at import LookedAt
 
 NAME = "mask"
 
@@ -40,7 +40,7 @@ def find_masks(
     *,
     decode: bool,
     workers: int,
-    journal: Journal | None = None,
+    journal: LookedAt | None = None,
 ) -> FoundMasks:
     """Returns the masks of images: FOLDER/NAME.png, or at the image's own place in FOLDER.
 

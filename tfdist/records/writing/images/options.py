@@ -9,7 +9,7 @@ from pathlib import Path
 from tfdist.errors import OptionError, spelt, unknown_choice
 from tfdist.records.format.readings import COLORS, parse_size
 from tfdist.records.format.schema import FITS
-from tfdist.records.writing.journal import Journal
+from tfdist.records.writing.looked_at import LookedAt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,9 @@ class ImageOptions:
     color: str | None = None
     decode: bool = True
     workers: int = 1
-    looked_at: Callable[[str], Journal] | None = None
+    looked_at: Callable[[str], LookedAt] | None = None
 
-    def journal(self, what: str) -> Journal | None:
+    def journal(self, what: str) -> LookedAt | None:
         """Returns that of "images" or "masks"; None where nothing is noted."""
         return None if self.looked_at is None else self.looked_at(what)
 
