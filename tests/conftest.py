@@ -100,8 +100,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Has programs start warm where the test allows it; and processes hear Ctrl-C: a shell or a
     library may have had this one ignore it."""
     os.environ.pop(zygote.VARIABLE, None)
-    if _WARM in item.config.stash and not item.get_closest_marker("honest_start"):
+    is_warm = _WARM in item.config.stash and not item.get_closest_marker("honest_start")
+    if is_warm:
         os.environ[zygote.VARIABLE] = item.config.stash[_WARM]
+    if "tensorflow" in sys.modules:
+        zygote.improve_graphs(not is_warm)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -259,17 +259,23 @@ def _first_on_path(request: dict) -> str:
     )
 
 
+def improve_graphs(does: bool) -> None:
+    """Has TensorFlow's optimizer improve graphs, or not: the models of tests are tiny, so that it
+    takes longer than it ever saves, a sixth of a training."""
+    from tfdist.compat import import_tensorflow
+
+    of_graphs = import_tensorflow().config.optimizer
+    of_graphs.set_experimental_options({"disable_meta_optimizer": not does})
+
+
 def import_all() -> None:
     """Imports what most programs of the tests do, but for engines that spoil a process."""
     import importlib
     import pkgutil
 
     import tfdist
-    from tfdist.compat import import_tensorflow
 
-    # The models of tests are tiny: to improve their graphs takes longer than it ever saves, a sixth
-    # of a training. Programs that start honestly are improved as a user's.
-    import_tensorflow().config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    improve_graphs(False)
     if os.environ[_KERAS] == "0":
         import keras  # noqa: F401
     else:
