@@ -226,25 +226,22 @@ _READ_ONCE = (
     "TF2_",
     "TF_XLA_",
 )
-#: TensorFlow adds some of its own as it is imported.
 _AT_START = dict(os.environ)
 _READ_LATER = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 
 
 def _differs(request: dict) -> bool:
     """Whether the program would have loaded something else than this process has."""
-
-    def once(environ: dict) -> dict:
-        return {
-            key: text
-            for key, text in environ.items()
-            if key.startswith(_READ_ONCE) and key not in _READ_LATER
-        }
-
     import tfdist
 
     package = os.path.join(_first_on_path(request), "tfdist")
-    return once(request["environ"]) != once(_AT_START) or (
+    asked = request["environ"]
+    # TensorFlow adds some of its own as it is imported; who starts the program may have, too.
+    return any(
+        asked.get(key) not in (_AT_START.get(key), os.environ.get(key))
+        for key in {*asked, *_AT_START}
+        if key.startswith(_READ_ONCE) and key not in _READ_LATER
+    ) or (
         os.path.exists(package) and not os.path.samefile(package, os.path.dirname(tfdist.__file__))
     )
 
