@@ -48,9 +48,10 @@ import zygote  # noqa: E402
 
 # Before a test uses Keras, here or in a process that it starts.
 prefer_keras_2(os.environ)
-# For the processes that tests start, pytest-xdist's workers among them.
+# For the processes that tests start, pytest-xdist's workers among them: this tfdist, wherever they
+# run. A test that changes it has them start cold.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(_TESTS / "quick_start"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    [str(_TESTS / "quick_start"), str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
 
