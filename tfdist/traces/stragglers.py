@@ -52,6 +52,5 @@ def straggler_of(meetings: Meetings) -> Straggler | None:
         late_ms=late_ms,
         times=times,
         executions=len(last),
-        is_clear=3 * times > 2 * len(last)
-        and late_ms * 1e6 > 2 * (meetings.uncertainty_ns or 0),
+        is_clear=3 * times > 2 * len(last) and late_ms * 1e6 > 2 * (meetings.uncertainty_ns or 0),
     )
