@@ -48,9 +48,10 @@ import zygote  # noqa: E402
 
 # Before a test uses Keras, here or in a process that it starts.
 prefer_keras_2(os.environ)
-# For the processes that tests start, pytest-xdist's workers among them.
+# For the processes that tests start, pytest-xdist's workers among them: this tfdist, wherever they
+# run. A test that changes it has them start cold.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(_TESTS / "quick_start"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    [str(_TESTS / "quick_start"), str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
 
@@ -100,8 +101,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Has programs start warm where the test allows it; and processes hear Ctrl-C: a shell or a
     library may have had this one ignore it."""
     os.environ.pop(zygote.VARIABLE, None)
-    if _WARM in item.config.stash and not item.get_closest_marker("honest_start"):
+    is_warm = _WARM in item.config.stash and not item.get_closest_marker("honest_start")
+    if is_warm:
         os.environ[zygote.VARIABLE] = item.config.stash[_WARM]
+    if "tensorflow" in sys.modules:
+        zygote.improve_graphs(not is_warm)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

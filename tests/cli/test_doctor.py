@@ -61,7 +61,7 @@ def test_every_engine_takes_a_real_step(run_cli):
 
 
 def test_an_engine_that_is_not_installed():
-    absent = Engine(name="mesh-tensorflow", distribution="no-such-thing", mend="Install it")
+    absent = Engine(name="tensorflow", distribution="no-such-thing", mend="Install it")
     finding = engines.probe(absent, run=False)
     assert finding.problem == "no-such-thing is not installed"
     assert finding.mend == "Install it"

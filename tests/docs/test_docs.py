@@ -38,7 +38,6 @@ def _environ() -> dict[str, str]:
     path = os.pathsep.join([bin_folder, os.environ["PATH"]])
     return os.environ | {
         "PATH": path,
-        "PYTHONPATH": os.pathsep.join([str(blocks.ROOT), os.environ["PYTHONPATH"]]),
         "CUDA_VISIBLE_DEVICES": "-1",
     }
 

@@ -226,25 +226,22 @@ _READ_ONCE = (
     "TF2_",
     "TF_XLA_",
 )
-#: TensorFlow adds some of its own as it is imported.
 _AT_START = dict(os.environ)
 _READ_LATER = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 
 
 def _differs(request: dict) -> bool:
     """Whether the program would have loaded something else than this process has."""
-
-    def once(environ: dict) -> dict:
-        return {
-            key: text
-            for key, text in environ.items()
-            if key.startswith(_READ_ONCE) and key not in _READ_LATER
-        }
-
     import tfdist
 
     package = os.path.join(_first_on_path(request), "tfdist")
-    return once(request["environ"]) != once(_AT_START) or (
+    asked = request["environ"]
+    # TensorFlow adds some of its own as it is imported; who starts the program may have, too.
+    return any(
+        asked.get(key) not in (_AT_START.get(key), os.environ.get(key))
+        for key in {*asked, *_AT_START}
+        if key.startswith(_READ_ONCE) and key not in _READ_LATER
+    ) or (
         os.path.exists(package) and not os.path.samefile(package, os.path.dirname(tfdist.__file__))
     )
 
@@ -259,17 +256,23 @@ def _first_on_path(request: dict) -> str:
     )
 
 
+def improve_graphs(does: bool) -> None:
+    """Has TensorFlow's optimizer improve graphs, or not: the models of tests are tiny, so that it
+    takes longer than it ever saves, a sixth of a training."""
+    from tfdist.compat import import_tensorflow
+
+    of_graphs = import_tensorflow().config.optimizer
+    of_graphs.set_experimental_options({"disable_meta_optimizer": not does})
+
+
 def import_all() -> None:
     """Imports what most programs of the tests do, but for engines that spoil a process."""
     import importlib
     import pkgutil
 
     import tfdist
-    from tfdist.compat import import_tensorflow
 
-    # The models of tests are tiny: to improve their graphs takes longer than it ever saves, a sixth
-    # of a training. Programs that start honestly are improved as a user's.
-    import_tensorflow().config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    improve_graphs(False)
     if os.environ[_KERAS] == "0":
         import keras  # noqa: F401
     else:

@@ -19,7 +19,6 @@ from tfdist.runs import predict_rank, predicting
 from tfdist.training.engine import model_path
 
 pytestmark = pytest.mark.timeout(180)
-_ROOT = Path(__file__).parents[2]
 _MODEL = """
 from tensorflow import keras
 
@@ -58,7 +57,6 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture
 def asked(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("PYTHONPATH", str(_ROOT), prepend=os.pathsep)
     return {"model": "model.py:model_fn", "weights": "model.keras", "data": "data/test"}
 
 

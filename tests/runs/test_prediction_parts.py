@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from tfdist.runs.prediction_parts import Share, digests_of, merge, write_note
 from tfdist.training.engine import model_path
 
 pytestmark = pytest.mark.timeout(180)
-_ROOT = Path(__file__).parents[2]
 _MODEL = """
 from tensorflow import keras
 
@@ -59,7 +57,6 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture
 def asked(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("PYTHONPATH", str(_ROOT), prepend=os.pathsep)
     return {
         "model": "model.py:model_fn",
         "weights": "model_fn.keras",

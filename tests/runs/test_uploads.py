@@ -26,7 +26,6 @@ from tfdist.traces import places
 from tfdist.training.checkpoints import checkpoint_files
 
 pytestmark = pytest.mark.timeout(200)
-_ROOT = Path(__file__).parents[2]
 URL = "s3://bucket/run"
 _MODEL = """
 def model_fn():
@@ -301,7 +300,6 @@ def project(tmp_path, monkeypatch) -> Path:
     tfdist.records.write("digits", tmp_path / "data", num_shards=2)
     (tmp_path / "model.py").write_text(_MODEL)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(_ROOT))
     return tmp_path
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +12,6 @@ from tfdist.equivalence import Report
 from tfdist.errors import DataError, ModelError, OptionError
 
 pytestmark = pytest.mark.timeout(180)
-_ROOT = Path(__file__).parents[2]
 _MODEL = """
 from tensorflow import keras
 
@@ -32,7 +29,6 @@ def asked(tmp_path, monkeypatch):
     tfdist.records.write(rows, tmp_path / "data", num_shards=2)
     (tmp_path / "model.py").write_text(_MODEL)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(_ROOT), prepend=os.pathsep)
     return {"model_fn": "model.py:model_fn", "data": "data", "strategy": "mirrored"}
 
 

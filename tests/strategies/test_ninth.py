@@ -65,7 +65,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(folder):
-    path = os.pathsep.join([str(folder), str(_ROOT), os.environ["PYTHONPATH"]])
+    path = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
         return subprocess.run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tfdist.traces.report import Report, report
 from tfdist.traces.shares import PARTS
 
 pytestmark = pytest.mark.timeout(200)
-_ROOT = Path(__file__).parents[2]
 _STEPS, _SLEEP_MS = (3, 8), 40
 _MODEL = f"""
 import time
@@ -54,19 +52,17 @@ def run(tmp_path_factory) -> Path:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(160, 8)).astype(np.float32)
     tfdist.records.write((x, rng.integers(0, 3, 160)), folder / "data", num_shards=2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(_ROOT), prepend=os.pathsep)
-        tfdist.train(
-            f"{folder / 'model.py'}:model_fn",
-            folder / "data",
-            folder / "run",
-            strategy="horovod",
-            workers=2,
-            epochs=1,
-            global_batch_size=16,
-            profile=f"steps={_STEPS[0]}:{_STEPS[1]}",
-            verbose=False,
-        )
+    tfdist.train(
+        f"{folder / 'model.py'}:model_fn",
+        folder / "data",
+        folder / "run",
+        strategy="horovod",
+        workers=2,
+        epochs=1,
+        global_batch_size=16,
+        profile=f"steps={_STEPS[0]}:{_STEPS[1]}",
+        verbose=False,
+    )
     return folder / "run"
 
 

@@ -23,7 +23,6 @@ from tfdist.runs.folder import RunFolder
 from tfdist.tuning.on_ray import Share, connected, shares
 
 EPOCHS = 60
-_ROOT = Path(__file__).parents[2]
 _MODEL = """
 from tensorflow import keras
 
@@ -92,7 +91,6 @@ def cluster(monkeypatch) -> Iterator[Any]:
     pytest.importorskip("ray", reason="tfdist[ray] is not installed")
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("PYTHONPATH", str(_ROOT), prepend=os.pathsep)
     head = {"num_cpus": 0, "include_dashboard": False}
     before = signal.getsignal(signal.SIGTERM)
     cluster = Cluster(initialize_head=True, head_node_args=head)

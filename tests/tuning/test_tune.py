@@ -26,7 +26,6 @@ from tfdist.tuning import folds
 from tfdist.tuning.study import Study
 
 pytestmark = pytest.mark.timeout(280)
-_ROOT = Path(__file__).parents[2]
 _MODEL = """
 from tensorflow import keras
 
@@ -69,7 +68,6 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture
 def within(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("PYTHONPATH", str(_ROOT), prepend=os.pathsep)
 
 
 def weights(path: Path, unpacked: Path) -> dict[str, np.ndarray]:

@@ -46,11 +46,11 @@ def straggler_of(meetings: Meetings) -> Straggler | None:
     late_ms = (
         float(np.median([ns for who, ns in zip(last, late, strict=True) if who == rank])) / 1e6
     )
+    times = int(counts[rank])
     return Straggler(
         rank=rank,
         late_ms=late_ms,
-        times=int(counts[rank]),
+        times=times,
         executions=len(last),
-        is_clear=3 * counts[rank] > 2 * len(last)
-        and late_ms * 1e6 > 2 * (meetings.uncertainty_ns or 0),
+        is_clear=3 * times > 2 * len(last) and late_ms * 1e6 > 2 * (meetings.uncertainty_ns or 0),
     )
