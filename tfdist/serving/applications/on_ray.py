@@ -12,9 +12,23 @@ from tfdist.serving.applications.hosted import Hosted
 from tfdist.serving.applications.hosting import MODEL, Hosting
 
 
+class _Batched(Hosted):
+    """Requests that come together are answered together, by Ray's own batches."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        batched = serve.batch(
+            max_batch_size=self.hosting.max_batch, batch_wait_timeout_s=self.hosting.batch_wait_s
+        )
+        self._batched = batched(self.together)
+
+    async def answered(self, records: list[bytes]) -> Any:
+        return await self._batched(records)
+
+
 @serve.deployment
 @serve.ingress()
-class Model(Hosted):
+class Model:
     """A replica.
 
     Args:
@@ -22,19 +36,11 @@ class Model(Hosted):
     """
 
     def __init__(self, module: str):
-        super().__init__(_folder_of(module))
-        hosting = self.hosting
-        batched = serve.batch(
-            max_batch_size=hosting.max_batch, batch_wait_timeout_s=hosting.batch_wait_s
-        )
-        self._batched = batched(self.together)
-
-    async def answered(self, records: list[bytes]) -> Any:
-        return await self._batched(records)
+        self._hosted = _Batched(_folder_of(module))
 
     def __serve_build_asgi_app__(self) -> Any:
         """Returns what Ray calls with each request."""
-        return self.app
+        return self._hosted.app
 
 
 def application(module: str) -> serve.Application:
