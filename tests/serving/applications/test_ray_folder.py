@@ -38,7 +38,10 @@ _ROOT = Path(__file__).parents[3]
 def _hosting(run: Path, scaling: Scaling) -> Hosting:
     given = {"max_batch": 4, "batch_wait_s": 0.002, "body_bytes": 1 << 20, "timeout_s": 200.0}
     options = ray_folder.deployment_options(scaling, 4)
-    found = served.find(run, model=f"{run.parent / 'model.py'}:model_fn", name=None)
+    # With a module beside it, which the folder has, too.
+    (run.parent / "beside.py").write_text((run.parent / "model.py").read_text())
+    (run.parent / "mine.py").write_text("from beside import model_fn\n")
+    found = served.find(run, model=f"{run.parent / 'mine.py'}:model_fn", name=None)
     return Hosting(served=found, options=options, **given)
 
 
@@ -55,7 +58,7 @@ def folder(run_folder, tmp_path_factory) -> Path:
 
 def test_the_folder_has_all_that_another_machine_needs(folder, run_folder):
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    own = {f"{MODEL}/{name}" for name in ("model.py", "model.keras", "serving.json")}
+    own = {f"{MODEL}/{name}" for name in ("mine.py", "beside.py", "model.keras", "serving.json")}
     assert files == {"app.py", "serve.yaml", "requirements.txt"} | own
     assert list(folder.parent.iterdir()) == [folder]
     told = (folder / MODEL / "serving.json").read_text()

@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tfdist.compat import follow_program
+from tfdist.compat.keras import files_of
 from tfdist.errors import OptionError, cannot_write, package_missing
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.cache import scratch_folder
@@ -114,7 +115,12 @@ def _fill(written: Path, hosting: Hosting, folder: Path) -> None:
     place, called = model_path.parts(served.model)
     model = served.model
     if place.endswith(".py"):
-        shutil.copyfile(place, files / Path(place).name)
+        source = Path(place).resolve()
+        for file in files_of(source):
+            if file.is_relative_to(source.parent):
+                target = files / file.relative_to(source.parent)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
         model = f"{Path(place).name}:{called}"
     shutil.copyfile(served.weights, files / served.weights.name)
     there = replace(served, model=model, weights=Path(served.weights.name), trained_on=None)

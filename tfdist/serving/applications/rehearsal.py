@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,9 @@ class _Local:
 
 
 def rehearse(config: dict[str, Any]) -> None:
+    # What lies in the folder of whoever calls, no other machine has.
+    sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != Path.cwd()]
+    os.chdir(config["folder"])
     hosted = Hosted(Path(config["folder"]))
     compared = 0
     if config["gate"] is not None:
