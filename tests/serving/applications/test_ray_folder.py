@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,8 +165,16 @@ class Deployed:
         replicas = application["deployments"]["Model"]["replicas"]
         return sum(replica["state"] == "RUNNING" for replica in replicas)
 
+    def status(self, body: bytes) -> int:
+        """Returns the status of a request to predict that is refused."""
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            self._open(f"{self.address}/v1/models/lights:predict", body, timeout=60)
+        with refused.value as error:
+            assert list(json.load(error)) == ["error"]
+            return error.code
+
     def come_to(self, replicas: int) -> None:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 300
         while (found := self.replicas()) != replicas:
             assert time.monotonic() < deadline, f"{found} replicas, and not {replicas}"
             time.sleep(0.2)
@@ -226,6 +235,8 @@ def test_on_two_nodes_it_follows_the_load_and_no_request_fails(run_folder, tmp_p
     # Each node has room for one replica; the second one is wanted above 2 requests at a time.
     hosting = _hosting(run_folder, Scaling(0, 2, 2.0, 1.0, 3.0))
     assert ray_folder.write(hosting, folder, 2, print) == 2
+    asked.mkdir()
+    assert gate.prepare(hosting.served, 8, asked) is None
     config = yaml.safe_load((folder / "serve.yaml").read_text())
     port = _free_port()
     config["http_options"]["port"] = port
@@ -237,12 +248,12 @@ def test_on_two_nodes_it_follows_the_load_and_no_request_fails(run_folder, tmp_p
     )
     deployed = Deployed(cluster, f"http://127.0.0.1:{port}")
     deployed.come_to(1)
-    asked.mkdir()
-    assert gate.prepare(hosting.served, 8, asked) is None
 
     def ask() -> None:
         assert gate.compare(asked, deployed.address, "lights", None) == 4
 
+    assert deployed.status(b'{"instances": [1]}') == 400
+    assert deployed.status(b" " * (2 << 20)) == 413
     with _clients(1, ask) as failures:
         deployed.come_to(1)
     assert failures == []

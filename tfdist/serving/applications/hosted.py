@@ -32,6 +32,8 @@ class Hosted:
     def __init__(self, folder: Path):
         self.hosting = Hosting.read(folder)
         served = self.hosting.served
+        # Several replicas may share a GPU, which the first would have alone.
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
         follow_program(os.environ, model_path.parts(served.model)[0], served.weights)
         # After what says which Keras it is to be.
         from tfdist.serving.handler import Handler
