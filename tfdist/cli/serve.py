@@ -23,9 +23,9 @@ Examples:
   tfdist serve runs/digits --host 0.0.0.0 --token-file token.txt
   tfdist serve runs/large --strategy pipeline -o stages=2
   tfdist serve model.keras --model model.py:model_fn --trained-on data/digits
-  tfdist serve runs/digits --to ray apps/digits --min-replicas 0 --max-replicas 8
+  tfdist serve runs/digits --to ray digits-on-ray --min-replicas 0 --max-replicas 8
   tfdist serve runs/digits --to tf-serving serving/digits
-  tfdist serve runs/digits --to sagemaker sagemaker/digits
+  tfdist serve runs/digits --to sagemaker digits-on-aws
 \b
   curl -d '{"instances": [[0.1, 0.2]]}' http://127.0.0.1:8501/v1/models/digits:predict
   curl -F file=@photo.jpg http://127.0.0.1:8501/v1/models/photos:predict

@@ -121,7 +121,7 @@ def _fill(written: Path, hosting: Hosting, folder: Path) -> None:
                 target = files / file.relative_to(source.parent)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, target)
-        model = f"{Path(place).name}:{called}"
+        model = f"{source.name}:{called}"
     shutil.copyfile(served.weights, files / served.weights.name)
     there = replace(served, model=model, weights=Path(served.weights.name), trained_on=None)
     replace(hosting, served=there).write(files)
