@@ -43,8 +43,8 @@ class _Served:
 def test_a_gate_that_fails_in_any_way_lets_nobody_in(tmp_path):
     """What is to be compared is not there."""
     with pytest.raises(FileNotFoundError):
-        program._through_gate(_Server(is_stopped=False), _Served, tmp_path, None)
-    assert program._through_gate(_Server(is_stopped=True), _Served, tmp_path, None) == 0
+        program.through_gate(_Server(is_stopped=False), _Served, tmp_path, None)
+    assert program.through_gate(_Server(is_stopped=True), _Served, tmp_path, None) == 0
 
 
 def test_the_gate_expects_what_json_can_say(tmp_path):
@@ -124,7 +124,7 @@ def test_a_server_ends_when_it_cannot_look_after_its_replicas(server):
 
 
 def test_requests_are_counted_before_they_are_read(server, monkeypatch):
-    monkeypatch.setattr("tfdist.serving.server._MOST_INSIDE", 1)
+    monkeypatch.setattr("tfdist.serving.server.MOST_INSIDE", 1)
     refused = pytest.raises(UnavailableError, match="ask again later")
     with server.admitted(), refused, server.admitted():
         pass

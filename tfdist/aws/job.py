@@ -44,11 +44,6 @@ if TYPE_CHECKING:
     from tfdist.runs.epoch_rows import EpochRows
     from tfdist.strategies.base import Strategy
 
-# Files beside the script that a serving container runs, and their names in model.tar.gz.
-_SERVING_FILES = {
-    "inference.py": "code/inference.py",
-    "serving-requirements.txt": "code/requirements.txt",
-}
 _INSTALL_S = 300
 # Before max_run_s is over: this, or a twentieth of it if that is less. AWS kills 120 s after it.
 _LAST_CALL_S = 60.0
@@ -433,13 +428,7 @@ def _write_model(
     manifest = load_manifest(container.manifest_folder)
     plain = saved_model.plain(model_fn, weights)
     write(plain, manifest.schema, container.model_dir / "1")
-    about = container.model_dir / "tfdist"
-    about.mkdir(exist_ok=True)
-    manifest.save(about)
-    write_json(about / "model.json", saved_model.describe(plain, manifest.schema))
-    for file, target in _SERVING_FILES.items():
-        (container.model_dir / target).parent.mkdir(exist_ok=True)
-        shutil.copyfile(code_folder / file, container.model_dir / target)
+    saved_model.write_about(container.model_dir, plain, manifest, code_folder)
     if options.tflite != "none":
         write_tflite(plain, options.tflite, container)
 

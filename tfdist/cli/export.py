@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from tfdist.cli import completion, voice
 from tfdist.cli.console import progress_bar, stdout
+from tfdist.cli.option_table import refuse_others
 from tfdist.compat import follow_file, import_tensorflow
 from tfdist.errors import OptionError
 from tfdist.export.kinds import (
@@ -153,25 +154,32 @@ def command(model: Path, out: Path, rescale: str | None, **given: Any) -> int:
 
 
 def _for_tf_serving(model: Path, out: Path, *, data: str | None, trust: bool) -> int:
-    """Writes the next version of a model for TensorFlow Serving."""
-    context = click.get_current_context()
-    taken = {"model", "out", "format", "data", "trust"}
-    for option in context.command.params:
-        said = context.get_parameter_source(option.name) == ParameterSource.COMMANDLINE
-        if said and option.expose_value and option.name not in taken:
-            raise OptionError(
-                "a model for TensorFlow Serving must be exported as it is",
-                received=f"{option.opts[0]} beside --format {TF_SERVING}",
-                mend="Leave it out",
-            )
+    refuse_others(
+        {"model", "out", "format", "data", "trust"},
+        "a model for TensorFlow Serving must be exported as it is",
+        beside=f"--format {TF_SERVING}",
+    )
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    follow_file(os.environ, model)
+    write_for_tf_serving(lambda: model, out, data=data, trust=trust)
+    return 0
+
+
+def write_for_tf_serving(
+    model: Callable[[], Any], out: Path, *, data: str | None, trust: bool = False
+) -> None:
+    """Writes the next version of a model for TensorFlow Serving, and tells of it.
+
+    Args:
+        model: returns a file or a model of Keras; it is called when TensorFlow is there.
+        out, data, trust: as in ``tfdist.export.tf_serving``, which tells what is raised.
+    """
     with progress_bar("") as bar:
         bar.add_task("writing and comparing with Keras", total=None)
-        follow_file(os.environ, model)
         import_tensorflow()
         from tfdist.export.versions import tf_serving
 
-        found = tf_serving(model, out, data=data, trust=trust)
+        found = tf_serving(model(), out, data=data, trust=trust)
     voice.result(**{name: str(v) if isinstance(v, Path) else v for name, v in vars(found).items()})
     kept = f"kept {found.config} as it was\n" if found.is_config_kept else ""
     stdout().print(
@@ -182,7 +190,6 @@ def _for_tf_serving(model: Path, out: Path, *, data: str | None, trust: bool) ->
         soft_wrap=True,
         highlight=False,
     )
-    return 0
 
 
 def _parse_rescale(text: str) -> tuple[float, float]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from tfdist.cli import completion
+from tfdist.errors import OptionError
 from tfdist.records import charts
 
 Decorator = Callable[[Callable], Callable]
@@ -54,6 +56,22 @@ def plot_option(draws: str) -> Decorator:
         return charts.checked(path)
 
     return click.option("--plot", metavar="FILE.png", callback=checked, help=draws)
+
+
+def refuse_others(taken: Container[str], rule: str, *, beside: str) -> None:
+    """Raises OptionError where the command line gives an option that is not one of ``taken``.
+
+    Args:
+        taken: names of parameters of this command.
+        beside: the option that leaves no use for others.
+    """
+    context = click.get_current_context()
+    for option in context.command.params:
+        said = context.get_parameter_source(option.name) == ParameterSource.COMMANDLINE
+        if said and option.expose_value and option.name not in taken:
+            raise OptionError(
+                rule, received=f"{option.opts[0]} beside {beside}", mend="Leave it out"
+            )
 
 
 def _option(item: Any, others: Mapping[str, Any]) -> Decorator:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tfdist.cli import completion, voice
+from tfdist.cli import completion, serve_to, voice
 from tfdist.cli.option_table import options_of
 from tfdist.launch.jobs import Where
 from tfdist.serving import scaling, served
@@ -23,6 +23,9 @@ Examples:
   tfdist serve runs/digits --host 0.0.0.0 --token-file token.txt
   tfdist serve runs/large --strategy pipeline -o stages=2
   tfdist serve model.keras --model model.py:model_fn --trained-on data/digits
+  tfdist serve runs/digits --to ray digits-on-ray --min-replicas 0 --max-replicas 8
+  tfdist serve runs/digits --to tf-serving serving/digits
+  tfdist serve runs/digits --to sagemaker digits-on-aws
 \b
   curl -d '{"instances": [[0.1, 0.2]]}' http://127.0.0.1:8501/v1/models/digits:predict
   curl -F file=@photo.jpg http://127.0.0.1:8501/v1/models/photos:predict
@@ -44,6 +47,13 @@ Examples:
     "those that config.json beside the weights names]",
 )
 @click.option("--name", help="Of the model, in addresses.  [default: that of RUN or MODEL]")
+@click.option(
+    "--to",
+    type=(click.Choice(serve_to.TARGETS), click.Path(path_type=Path)),
+    metavar="|".join(serve_to.TARGETS) + " DIR",
+    help="Write into DIR what another server takes, and serve nothing here: an application of Ray "
+    "Serve, the next version for TensorFlow Serving, or a model.tar.gz.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens.")
 @click.option(
     "--port",
@@ -142,6 +152,7 @@ def command(
     model: str | None,
     trained_on: str | None,
     name: str | None,
+    to: tuple[str, Path] | None,
     batch_wait_ms: float,
     max_body_mb: int,
     strategy: str,
@@ -153,6 +164,8 @@ def command(
     A photo or a row of a table is sent as it is: it is read as those of the training were.
     Before the server listens, it must answer records of the validation split as tfdist predict.
     """
+    if to is not None:
+        serve_to.check_options(to[0])
     found = served.find(source, model=model, trained_on=trained_on, name=name)
     numbers = {name: given.pop(name) for name in inspect.signature(scaling.asked).parameters}
     how = Serving(
@@ -163,6 +176,9 @@ def command(
         body_bytes=max_body_mb << 20,
         **given,
     )
+    if to is not None:
+        serve_to.write(*to, found, how)
+        return
 
     def take(rank: int, event: dict[str, Any]) -> None:
         if event["event"] == "listening":

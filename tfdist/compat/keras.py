@@ -112,8 +112,20 @@ def imported_by(place: str, folders: list[Path]) -> set[str]:
     Args:
         folders: of further modules of the program.
     """
-    found, files = set(), _files_of(place, folders)
+    return set().union(*(roots for _, roots in _read(place, folders))) & {*_VALUES}
+
+
+def files_of(place: Path) -> list[Path]:
+    """Returns a file of Python, and those beside it that it imports, or that these import."""
+    return [file for file, _ in _read(str(place), [place.parent])]
+
+
+def _read(place: str, folders: list[Path]) -> list[tuple[Path, set[str]]]:
+    """Returns the files of a program, and what each of them imports, by the names of the roots."""
+    found, files = [], _files_of(place, folders)
     for file in files:  # Which grow.
+        imported: set[str] = set()
+        found.append((file, imported))
         try:
             tree = ast.parse(file.read_bytes())
         except (OSError, ValueError, SyntaxError):
@@ -128,7 +140,7 @@ def imported_by(place: str, folders: list[Path]) -> set[str]:
                 if node.level:
                     beside = [*file.resolve().parents][node.level - 1 : node.level]
             roots = {name.partition(".")[0] for name in names}
-            found |= roots & {*_VALUES}
+            imported |= roots
             if not roots & {*_VALUES, "tfdist"}:
                 beside = [each for name in names for each in _files_of(name, beside)]
                 files += [each for each in beside if each not in files]

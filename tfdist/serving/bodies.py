@@ -28,6 +28,14 @@ class RefusedError(Exception):
         self.status, self.headers = status, headers
 
 
+class UnavailableError(Exception):
+    """A request that cannot be answered now: a status of HTTP and a line."""
+
+    def __init__(self, status: int, text: str):
+        super().__init__(text)
+        self.status = status
+
+
 @dataclass(frozen=True)
 class Asked:
     """What a body asks.

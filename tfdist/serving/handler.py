@@ -25,6 +25,19 @@ tf = import_tensorflow()
 Answer = dict[str, np.ndarray] | InstanceError
 
 
+def trained(served: Served) -> tf.keras.Model:
+    """Returns the model with its weights, untouched by any strategy. Raises as ``Handler`` does."""
+    model = model_path.load(served.model)()
+    model.predict_step(_zeros(served))  # Builds what has no shapes of its own.
+    load(model, str(served.weights))
+    return model
+
+
+def _zeros(served: Served) -> Any:
+    spec = batch_spec(served.schema)
+    return tf.nest.map_structure(lambda s: tf.zeros((1, *s.shape[1:]), s.dtype), spec)
+
+
 class Handler:
     """A model with its weights.
 
@@ -42,20 +55,17 @@ class Handler:
         self._max_rows = max_rows
         # Before TensorFlow is first used, and until this process ends: its devices are the model's.
         divides = None if strategy == "single" else tfdist.strategy(strategy, **options).__enter__()
-        spec = batch_spec(served.schema)
-        zeros = tf.nest.map_structure(lambda s: tf.zeros((1, *s.shape[1:]), s.dtype), spec)
-        model_fn = model_path.load(served.model)
+        spec, zeros = batch_spec(served.schema), _zeros(served)
         if divides is None:
-            self._model = model_fn()
-            self._model.predict_step(zeros)  # Builds what has no shapes of its own.
+            self._model = trained(served)
             self._predict = tf.function(
                 self._model.predict_step, input_signature=[spec], autograph=False
             )
         else:
-            self._model = divides.build(model_fn)
+            self._model = divides.build(model_path.load(served.model))
             build_now(self._model, _arrays(zeros))
             self._predict = self._predict_divided
-        load(self._model, str(served.weights))
+            load(self._model, str(served.weights))
         decode = make_decoder(served.schema, None)
         self._decode = tf.function(
             decode, input_signature=[tf.TensorSpec((None,), tf.string)], autograph=False

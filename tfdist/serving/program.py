@@ -18,7 +18,7 @@ _LOOPBACK = "127.0.0.1"
 
 def serve(config: dict[str, Any]) -> None:
     from tfdist.serving.replica import Replica
-    from tfdist.serving.routes import Door, Routes
+    from tfdist.serving.routes import Door, ServerRoutes
     from tfdist.serving.scaling import Scaling
     from tfdist.serving.served import Served
     from tfdist.serving.server import Server
@@ -33,12 +33,12 @@ def serve(config: dict[str, Any]) -> None:
     public = _bound(config["host"], config["port"])
     batches = config["max_batch"], config["batch_wait_s"]
     replica = Replica(config["served"], *batches, **config["divided"])
-    routes = Routes(served, door)
+    routes = ServerRoutes(served, door)
     server = Server(replica, Scaling(**config["scaling"]), config["timeout_s"], routes.add)
     with public, server.started(config["start_timeout_s"]):
         compared = 0
         if config["gate"] is not None:
-            compared = _through_gate(server, served, Path(config["gate"]), door.token)
+            compared = through_gate(server, served, Path(config["gate"]), door.token)
         if not server.is_stopped:
             _listen(public, config["host"], config["port"])
             host, port = public.getsockname()[:2]
@@ -87,7 +87,7 @@ def _of_a_free_address(host: str, port: int) -> Iterator[None]:
         ) from None
 
 
-def _through_gate(server: Any, served: Any, folder: Path, token: str | None) -> int:
+def through_gate(server: Any, served: Any, folder: Path, token: str | None) -> int:
     """Returns how many records were answered as they must be. Raises TfdistError otherwise."""
     from tfdist.serving.gate import compare
 

@@ -1,4 +1,4 @@
-"""The addresses of a server: those of TensorFlow Serving, health, metrics, and a page."""
+"""The addresses of a model, as TensorFlow Serving has them, and those that our server adds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,10 +19,18 @@ from starlette.responses import JSONResponse, Response
 
 from tfdist.records.format.schema import STRING
 from tfdist.serving import answers
-from tfdist.serving.bodies import RefusedError, asked_in, example, read_body
+from tfdist.serving.bodies import (
+    RefusedError,
+    UnavailableError,
+    asked_in,
+    example,
+    read_body,
+)
 from tfdist.serving.instances import InstanceError, Limits, records_of
 from tfdist.serving.served import Served
-from tfdist.serving.server import Server, UnavailableError
+
+if TYPE_CHECKING:  # For others bring requests, too, where there is no LitServe.
+    from tfdist.serving.server import Server
 
 _VERSION = "1"
 # Whoever watches the server has no token; the page has none before its reader gives it.
@@ -51,6 +60,14 @@ class Door:
     token: str | None = None
 
 
+class Model(Protocol):
+    """What answers: see ``Server``."""
+
+    def admitted(self) -> AbstractContextManager[None]: ...
+
+    async def ask(self, records: list[bytes] | None) -> Any: ...
+
+
 class Routes:
     """Puts the addresses of a model on an app.
 
@@ -61,23 +78,15 @@ class Routes:
 
     def __init__(self, served: Served, door: Door):
         self._served, self._door = served, door
-        page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-        self._html = page.replace("{{name}}", served.name)
 
-    def add(self, app: Any, server: Server) -> None:
-        self._server = server
+    def add(self, app: Any, asked: Model) -> None:
+        """Puts them on ``app``, of Starlette or FastAPI; ``asked`` is asked."""
+        self._asked = asked
         model = f"/v1/models/{self._served.name}"
         for place in (model, f"{model}/versions/{_VERSION}"):
             app.router.add_route(f"{place}:predict", self._guarded(self._predict), ["POST"])
             app.router.add_route(place, self._guarded(self._status), ["GET"])
             app.router.add_route(f"{place}/metadata", self._guarded(self._metadata), ["GET"])
-        for place, endpoint in (
-            ("/metrics", self._metrics),
-            ("/healthz", self._health),
-            ("/readyz", self._ready),
-            ("/", self._page),
-        ):
-            app.router.add_route(place, self._guarded(endpoint), ["GET"])
         app.add_exception_handler(HTTPException, _refused_by_app)
         app.add_exception_handler(Exception, _failed)
 
@@ -102,26 +111,15 @@ class Routes:
             raise RefusedError(401, text, {"www-authenticate": "Bearer", "connection": "close"})
 
     async def _predict(self, request: Request) -> Response:
-        begun = time.perf_counter()
-        status = 500
-        try:
-            with self._server.admitted():
-                response = await self._predicted(request)
-            status = response.status_code
-            return response
-        except (RefusedError, UnavailableError) as error:
-            status = error.status
-            raise
-        finally:
-            self._server.metrics.answers[status] += 1
-            self._server.metrics.seconds.add(time.perf_counter() - begun)
+        with self._asked.admitted():
+            return await self._predicted(request)
 
     async def _predicted(self, request: Request) -> Response:
         body = await read_body(request, self._door.body_bytes, self._door.body_s)
         content_type = request.headers.get("content-type", "")
         # A large body takes its time, in which others are answered.
         records, is_columnar = await asyncio.to_thread(self._decoded, body, content_type)
-        found = await self._server.ask(records)
+        found = await self._asked.ask(records)
         if isinstance(found, str):
             raise RefusedError(400, found)
         return Response(
@@ -142,8 +140,8 @@ class Routes:
         return JSONResponse({"model_version_status": [version]})
 
     async def _metadata(self, request: Request) -> Response:
-        with self._server.admitted():
-            outputs = await self._server.ask(None)
+        with self._asked.admitted():
+            outputs = await self._asked.ask(None)
         inputs = {
             f.name: _tensor(STRING, ()) if f.is_image else _tensor(f.dtype, f.read_shape)
             for f in self._served.schema.features
@@ -163,6 +161,40 @@ class Routes:
         return JSONResponse(
             {"model_spec": spec, "metadata": {"signature_def": defs}, "tfdist": own}
         )
+
+
+class ServerRoutes(Routes):
+    """Those of our own server, which counts what it answers, and has a page to try it."""
+
+    def __init__(self, served: Served, door: Door):
+        super().__init__(served, door)
+        page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+        self._html = page.replace("{{name}}", served.name)
+
+    def add(self, app: Any, asked: Server) -> None:
+        super().add(app, asked)
+        self._server = asked
+        for place, endpoint in (
+            ("/metrics", self._metrics),
+            ("/healthz", self._health),
+            ("/readyz", self._ready),
+            ("/", self._page),
+        ):
+            app.router.add_route(place, self._guarded(endpoint), ["GET"])
+
+    async def _predict(self, request: Request) -> Response:
+        begun = time.perf_counter()
+        status = 500
+        try:
+            response = await super()._predict(request)
+            status = response.status_code
+            return response
+        except (RefusedError, UnavailableError) as error:
+            status = error.status
+            raise
+        finally:
+            self._server.metrics.answers[status] += 1
+            self._server.metrics.seconds.add(time.perf_counter() - begun)
 
     async def _metrics(self, request: Request) -> Response:
         server = self._server

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from tfdist.errors import OptionError
 
 LOOK_BACK_S = 2.0
+#: Requests that are read, wait or are being answered: beyond, a client does better to ask later.
+MOST_INSIDE = 1024
 # Of Ray Serve, but for its 2 requests: a forward pass here takes many together.
 _DEFAULTS = (8.0, 5.0, 60.0)
 

@@ -24,27 +24,18 @@ from litserve.server import response_queue_to_buffer
 from litserve.utils import LitAPIStatus, ResponseBufferItem, WorkerSetupStatus
 
 from tfdist.errors import LaunchError, TfdistError
+from tfdist.serving.bodies import UnavailableError
 from tfdist.serving.fleet import SIGNALS, Fleet, StartError
 from tfdist.serving.metrics import Metrics
 from tfdist.serving.replica import LOOK_S, STOP, Replica
-from tfdist.serving.scaling import Rule, Scaling
+from tfdist.serving.scaling import MOST_INSIDE, Rule, Scaling
 
 _POLL_S = 0.1
 # Within the time that whoever sends Ctrl-C leaves us: see ``launch.cleanup.TERM_GRACE_S``.
 _DRAIN_S = 3
-# Requests that are read, wait or are being answered: beyond, a client does better to ask later.
-_MOST_INSIDE = 1024
 # After the loss of a replica: longer than the queue may hand requests to it.
 _AGAIN_S = 2 * LOOK_S + 1.0
 _GONE = (None, LitAPIStatus.ERROR)
-
-
-class UnavailableError(Exception):
-    """A request that cannot be answered now: a status of HTTP and a line."""
-
-    def __init__(self, status: int, text: str):
-        super().__init__(text)
-        self.status = status
 
 
 @dataclass
@@ -240,7 +231,7 @@ class Server(litserve.LitServer):
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
         """Encloses a request, from before its body is read. Raises UnavailableError: too many."""
-        if not self.can_answer or self._inside >= _MOST_INSIDE:
+        if not self.can_answer or self._inside >= MOST_INSIDE:
             raise UnavailableError(503, "no replica is free: ask again later")
         self._inside += 1
         try:

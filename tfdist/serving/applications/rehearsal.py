@@ -1,0 +1,48 @@
+"""A folder is asked before it is given away. Run as ``python -m ... CONFIG``; without Ray."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from tfdist.launch.events import emit
+from tfdist.runs import ranks
+from tfdist.serving.applications.hosted import Hosted
+from tfdist.serving.program import through_gate
+
+
+class _Local:
+    """A server of this machine, for the gate alone."""
+
+    is_stopped = False
+
+    def __init__(self, app: Any):
+        config = uvicorn.Config(app, log_level="error", access_log=False)
+        self._server = uvicorn.Server(config)
+
+    def serve(self, listening: socket.socket) -> None:
+        self._server.run(sockets=[listening])
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+
+
+def rehearse(config: dict[str, Any]) -> None:
+    # What lies in the folder of whoever calls, no other machine has.
+    sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != Path.cwd()]
+    os.chdir(config["folder"])
+    hosted = Hosted(Path(config["folder"]))
+    compared = 0
+    if config["gate"] is not None:
+        served = hosted.hosting.served
+        compared = through_gate(_Local(hosted.app), served, Path(config["gate"]), None)
+    emit({"event": "rehearsed", "compared": compared})
+
+
+if __name__ == "__main__":
+    ranks.main(rehearse)
