@@ -26,7 +26,7 @@ _ALSO: dict[tuple[str, str], Places] = {
 #: Errors made of a message that was read elsewhere: what a graph or another process has said.
 _OF_WHOLE_MESSAGES = {
     ("tfdist.records.reading.graph_checks", "failed_check"),
-    ("tfdist.runs.ranks", "tell_mistake"),
+    ("tfdist.runs.ranks", "told_mistake"),
     ("tfdist.tuning.searching", "_all_would_fail"),
 }
 #: Modules, and functions of them, whose errors need no mend: ``load_manifest`` says that of what a

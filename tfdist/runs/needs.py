@@ -59,7 +59,7 @@ def find_needs(
         elif event["event"] == "died":
             found[number] = _died(event["how"])
         else:
-            found[number] = TfdistError(event["text"])
+            found[number] = ranks.told_mistake(event)
         on_event(number, event)
 
     if traced:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -133,7 +133,7 @@ def run(
             event = mistakes[min(mistakes)]
             for line in event.get("traceback", ()):
                 print(line, file=sys.stderr, flush=True)
-            raise TfdistError(event["text"])
+            raise told_mistake(event)
 
     def tell() -> None:
         """Tells what the ranks of the last attempt have said of its failure."""
@@ -190,6 +190,11 @@ def main(body: Callable[[dict[str, Any]], None]) -> None:
         if event is None:
             raise
         _end(event)
+
+
+def told_mistake(event: Mapping[str, Any]) -> TfdistError:
+    """Returns the mistake that another process has told, in its own words."""
+    return TfdistError(event["text"])
 
 
 def mistake_of(error: Exception | SystemExit) -> dict[str, Any] | None:
