@@ -35,6 +35,7 @@ class _Local:
 def rehearse(config: dict[str, Any]) -> None:
     # What lies in the folder of whoever calls, no other machine has.
     sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != Path.cwd()]
+    sys.dont_write_bytecode = True  # The folder is given away as it was written.
     os.chdir(config["folder"])
     hosted = Hosted(Path(config["folder"]))
     compared = 0
