@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import threading
 import time
 
@@ -152,7 +153,7 @@ def test_after_failed_starts_they_come_one_by_one_and_the_last_one_stays():
         states[number] = WorkerSetupStatus.STARTING
         return launched[-1]
 
-    fleet = Fleet(launch, states.__getitem__, 100, leave_timeout_s=100)
+    fleet = Fleet(launch, states.__getitem__, itertools.count(), 100, leave_timeout_s=100)
     fleet.follow(1)
     states[0] = WorkerSetupStatus.READY
     assert fleet.look() == []
@@ -173,7 +174,10 @@ def test_after_failed_starts_they_come_one_by_one_and_the_last_one_stays():
 
 def test_who_loads_leaves_before_who_answers():
     states = dict.fromkeys(range(2), WorkerSetupStatus.STARTING)
-    fleet = Fleet(lambda number, door: _Process(), states.__getitem__, 100, leave_timeout_s=100)
+    numbers = itertools.count()
+    fleet = Fleet(
+        *(lambda number, door: _Process(), states.__getitem__, numbers, 100), leave_timeout_s=100
+    )
     fleet.follow(2)
     states[1] = WorkerSetupStatus.READY
     fleet.look()

@@ -20,6 +20,7 @@ Examples:
   tfdist serve runs/digits
   tfdist serve runs/digits --replicas 2 --max-batch 64 --batch-wait-ms 5
   tfdist serve runs/digits --min-replicas 0 --max-replicas 4
+  tfdist serve runs/digits --watch
   tfdist serve runs/digits --host 0.0.0.0 --token-file token.txt
   tfdist serve runs/large --strategy pipeline -o stages=2
   tfdist serve model.keras --model model.py:model_fn --trained-on data/digits
@@ -42,6 +43,12 @@ Examples:
     shell_complete=completion.data,
     help="The shards that the model was trained on: requests are read as they are.  [default: "
     "those that config.json beside the weights names]",
+)
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Serve each new version of the best model of RUN, or of MODEL, in the place of the one "
+    "before it: no request is lost.",
 )
 @click.option("--name", help="Of the model, in addresses.  [default: that of RUN or MODEL]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens.")
@@ -141,6 +148,7 @@ def command(
     source: Path,
     model: str | None,
     trained_on: str | None,
+    watch: bool,
     name: str | None,
     batch_wait_ms: float,
     max_body_mb: int,
@@ -161,6 +169,7 @@ def command(
         scaling=scaling.asked(**numbers),
         batch_wait_s=batch_wait_ms / 1000,
         body_bytes=max_body_mb << 20,
+        watch=source if watch else None,
         **given,
     )
 

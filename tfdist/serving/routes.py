@@ -22,8 +22,8 @@ from tfdist.serving.bodies import RefusedError, asked_in, example, read_body
 from tfdist.serving.instances import InstanceError, Limits, records_of
 from tfdist.serving.served import Served
 from tfdist.serving.server import Server, UnavailableError
+from tfdist.serving.versions import Version
 
-_VERSION = "1"
 # Whoever watches the server has no token; the page has none before its reader gives it.
 _OPEN = ("/", "/healthz", "/readyz")
 _DTYPES = {"float16": "DT_HALF", "float32": "DT_FLOAT", "float64": "DT_DOUBLE"}
@@ -67,7 +67,7 @@ class Routes:
     def add(self, app: Any, server: Server) -> None:
         self._server = server
         model = f"/v1/models/{self._served.name}"
-        for place in (model, f"{model}/versions/{_VERSION}"):
+        for place in (model, f"{model}/versions/{{number:int}}"):
             app.router.add_route(f"{place}:predict", self._guarded(self._predict), ["POST"])
             app.router.add_route(place, self._guarded(self._status), ["GET"])
             app.router.add_route(f"{place}/metadata", self._guarded(self._metadata), ["GET"])
@@ -121,7 +121,7 @@ class Routes:
         content_type = request.headers.get("content-type", "")
         # A large body takes its time, in which others are answered.
         records, is_columnar = await asyncio.to_thread(self._decoded, body, content_type)
-        found = await self._server.ask(records)
+        found = await self._server.ask(records, self._pinned(request))
         if isinstance(found, str):
             raise RefusedError(400, found)
         return Response(
@@ -136,14 +136,29 @@ class Routes:
             raise RefusedError(400, str(error)) from None
         return records, asked.is_columnar
 
+    def _pinned(self, request: Request) -> Version | None:
+        """Returns the version that an address names, None where it names none."""
+        number = request.path_params.get("number", self._server.current.number)
+        if number != self._server.current.number:
+            raise RefusedError(404, f"version {number} of the model is not served")
+        return self._server.current if "number" in request.path_params else None
+
     async def _status(self, request: Request) -> Response:
-        status = {"error_code": "OK", "error_message": ""}
-        version = {"version": _VERSION, "state": "AVAILABLE", "status": status}
-        return JSONResponse({"model_version_status": [version]})
+        found = {version.number: version for version in self._server.versions}
+        if self._server.refused is not None:
+            found[self._server.refused.number] = self._server.refused
+        if "number" in request.path_params:
+            number = request.path_params["number"]
+            found = {n: version for n, version in found.items() if n == number}
+            if not found:
+                raise RefusedError(404, f"there is no version {number} of the model")
+        status = [found[number].status() for number in sorted(found, reverse=True)]
+        return JSONResponse({"model_version_status": status})
 
     async def _metadata(self, request: Request) -> Response:
+        version = self._pinned(request) or self._server.current
         with self._server.admitted():
-            outputs = await self._server.ask(None)
+            outputs = await self._server.ask(None, version)
         inputs = {
             f.name: _tensor(STRING, ()) if f.is_image else _tensor(f.dtype, f.read_shape)
             for f in self._served.schema.features
@@ -153,7 +168,7 @@ class Routes:
             "outputs": {name: _tensor(dtype, shape) for name, (shape, dtype) in outputs.items()},
             "method_name": "tensorflow/serving/predict",
         }
-        spec = {"name": self._served.name, "signature_name": "", "version": _VERSION}
+        spec = {"name": self._served.name, "signature_name": "", "version": str(version.number)}
         own = {
             "inputs": self._served.schema.to_json(),
             "classes": list(self._served.classes),
@@ -166,7 +181,7 @@ class Routes:
 
     async def _metrics(self, request: Request) -> Response:
         server = self._server
-        text = server.metrics.text(waiting=server.waiting, replicas=server.replicas)
+        text = server.metrics.text(waiting=server.waiting, replicas=server.current.replicas)
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def _health(self, request: Request) -> Response:
