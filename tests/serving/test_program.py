@@ -95,8 +95,8 @@ def server() -> Server:
         lambda number: WorkerSetupStatus.READY,
         *(itertools.count(), 1.0, 1.0),
     )
-    found.current = Version(1, _Served, None, fleet)
-    found.versions = [found.current]
+    found.versions.current = Version(1, _Served, None, fleet)
+    found.versions.present = [found.versions.current]
     fleet.start(1)
     assert not fleet.look()
     found._uvicorn, found._beside = SimpleNamespace(should_exit=False), None
@@ -119,9 +119,10 @@ def test_a_server_ends_when_it_cannot_look_after_its_replicas(server):
     async def put(*_) -> None:
         raise BrokenPipeError
 
-    server.current.fleet.start(1)
-    server.current.fleet.present()[0].process.is_alive = lambda: False
-    server.current.pending["one"] = Pending(None, server.current, is_pinned=False)
+    current = server.versions.current
+    current.fleet.start(1)
+    current.fleet.present()[0].process.is_alive = lambda: False
+    current.pending["one"] = Pending(None, current, is_pinned=False)
     server._put = put
     _watched(server)
     assert isinstance(server._failure, BrokenPipeError)

@@ -58,8 +58,9 @@ class Follower:
             await _has(version, lambda: server.wanted)
         except Exception as error:  # Whatever it is, what is current can still be served.
             why = version.served.told(error)
-            server.refuse(version, why)
-            tell(f"version {number} is not served, version {server.current.number} stays: {why}")
+            server.versions.refuse(version, why)
+            stays = server.versions.current.number
+            tell(f"version {number} is not served, version {stays} stays: {why}")
         else:
             server.switch(version)
             compared = f": {len(exam.instances)} records are answered as by tfdist predict"

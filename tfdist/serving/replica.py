@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import os
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import litserve
+from litserve.loops import inference_worker
 from litserve.loops.simple_loops import BatchedLoop
 
 from tfdist.errors import TfdistError
@@ -50,6 +52,20 @@ class Replica(litserve.LitAPI):
         found = copy.copy(self)
         found.served, found.door = served, door
         return found
+
+    def started(self, number: int, queue: Any, *told: Any) -> Any:
+        """Returns a process that answers what is in a queue. Raises OSError: there is none.
+
+        Args:
+            told: by which it tells, as LitServe's: a transport, states, and callbacks.
+        """
+        process = multiprocessing.get_context("spawn").Process(
+            target=inference_worker,
+            args=(self, "cpu", number, queue, *told, True),  # It tells what it has taken.
+            name=f"replica-{number}",
+        )
+        process.start()
+        return process
 
     def setup(self, device: str) -> None:
         # Several replicas share a GPU, which the first would have alone.

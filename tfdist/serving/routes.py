@@ -138,25 +138,21 @@ class Routes:
 
     def _pinned(self, request: Request) -> Version | None:
         """Returns the version that an address names, None where it names none."""
-        number = request.path_params.get("number", self._server.current.number)
-        if number != self._server.current.number:
+        current = self._server.versions.current
+        number = request.path_params.get("number")
+        if number not in (None, current.number):
             raise RefusedError(404, f"version {number} of the model is not served")
-        return self._server.current if "number" in request.path_params else None
+        return None if number is None else current
 
     async def _status(self, request: Request) -> Response:
-        found = {version.number: version for version in self._server.versions}
-        if self._server.refused is not None:
-            found[self._server.refused.number] = self._server.refused
-        if "number" in request.path_params:
-            number = request.path_params["number"]
-            found = {n: version for n, version in found.items() if n == number}
-            if not found:
-                raise RefusedError(404, f"there is no version {number} of the model")
-        status = [found[number].status() for number in sorted(found, reverse=True)]
-        return JSONResponse({"model_version_status": status})
+        number = request.path_params.get("number")
+        found = self._server.versions.status(number)
+        if not found:
+            raise RefusedError(404, f"there is no version {number} of the model")
+        return JSONResponse({"model_version_status": found})
 
     async def _metadata(self, request: Request) -> Response:
-        version = self._pinned(request) or self._server.current
+        version = self._pinned(request) or self._server.versions.current
         with self._server.admitted():
             outputs = await self._server.ask(None, version)
         inputs = {
@@ -181,7 +177,9 @@ class Routes:
 
     async def _metrics(self, request: Request) -> Response:
         server = self._server
-        text = server.metrics.text(waiting=server.waiting, replicas=server.current.replicas)
+        text = server.metrics.text(
+            waiting=server.waiting, replicas=server.versions.current.replicas
+        )
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def _health(self, request: Request) -> Response:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import multiprocessing
 import signal
 import socket
 import threading
@@ -18,7 +17,6 @@ from typing import Any
 
 import litserve
 import uvicorn
-from litserve.loops import inference_worker
 from litserve.server import response_queue_to_buffer
 from litserve.utils import LitAPIStatus, WorkerSetupStatus
 
@@ -28,7 +26,7 @@ from tfdist.serving.metrics import Metrics
 from tfdist.serving.replica import LOOK_S, STOP, Replica
 from tfdist.serving.scaling import Rule, Scaling
 from tfdist.serving.served import Served
-from tfdist.serving.versions import Pending, State, Version, tell
+from tfdist.serving.versions import Pending, Version, Versions, tell
 
 _POLL_S = 0.1
 # Within the time that whoever sends Ctrl-C leaves us: see ``launch.cleanup.TERM_GRACE_S``.
@@ -56,11 +54,6 @@ class Server(litserve.LitServer):
         timeout_s: until a request is given up.
         start_timeout_s: until a replica must be ready.
         add_routes: puts the addresses on an app.
-
-    Attributes:
-        current: the version that answers.
-        versions: and those that are coming or leaving.
-        refused: the last one that came to nothing, until another one comes to something.
     """
 
     def __init__(
@@ -78,8 +71,7 @@ class Server(litserve.LitServer):
         self._inside = 0
         self._was_asked = False
         self._replica_numbers = itertools.count()
-        self.versions: list[Version] = []
-        self.refused: Version | None = None
+        self.versions = Versions()
         self._scaling, self._rule = scaling, Rule(scaling)
         self._is_stopped, self._is_over = threading.Event(), threading.Event()
         self._failure: Exception | None = None
@@ -88,7 +80,6 @@ class Server(litserve.LitServer):
             replica,
             accelerator="cpu",  # TensorFlow finds its devices itself.
             timeout=timeout_s,
-            restart_workers=True,  # So that a replica tells which requests it has taken.
             disable_openapi_url=True,
         )
 
@@ -114,11 +105,10 @@ class Server(litserve.LitServer):
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         try:
-            self.current = self.begin(1, self._served)
-            self.current.state = State.AVAILABLE
-            self.current.fleet.start(self._scaling.first)
-            self._wait()
-            self.current.wanted = self._scaling.first if self._scaling.is_scaled else None
+            first = self.begin(1, self._served)
+            first.fleet.start(self._scaling.first)
+            self._wait(first.fleet)
+            self.switch(first)
             yield
         finally:
             self._end()
@@ -133,42 +123,27 @@ class Server(litserve.LitServer):
             leave_timeout_s=self._timeout_s + LOOK_S + _POLL_S,
         )
         version = Version(number, served, queue, fleet)
-        self.versions.append(version)
+        self.versions.present.append(version)
         return version
 
     def switch(self, version: Version) -> None:
-        """Has a version answer from now on; that before it answers what it has, and leaves."""
-        self.current.state, self.current.wanted = State.UNLOADING, None
-        version.state = State.AVAILABLE
+        """Has a version answer from now on."""
         version.wanted = self._rule.replicas if self._scaling.is_scaled else None
-        self.current, self.refused = version, None
-
-    def refuse(self, version: Version, why: str) -> None:
-        """Gives up a version that was to come."""
-        version.state, version.wanted, version.error = State.END, None, why
-        self.refused = version
+        self.versions.switch(version)
 
     def _launch(self, served: Served, queue: Any, number: int, door: Connection) -> Any:
         self.workers_setup_status[_key(number)] = WorkerSetupStatus.STARTING
-        process = multiprocessing.get_context("spawn").Process(
-            target=inference_worker,
-            args=(
-                *(self._replica.of(served, door), "cpu", number, queue, self._transport),
-                *(self.workers_setup_status, self._callback_runner, self.restart_workers),
-            ),
-            name=f"replica-{number}",
-        )
+        told = self._transport, self.workers_setup_status, self._callback_runner
         try:
-            process.start()
+            return self._replica.of(served, door).started(number, queue, *told)
         except OSError as error:
             raise StartError(str(error)) from error
-        return process
 
     def _state_of(self, number: int) -> Any:
         return self.workers_setup_status[_key(number)]
 
-    def _wait(self) -> None:
-        wanted, fleet = self._scaling.first, self.current.fleet
+    def _wait(self, fleet: Fleet) -> None:
+        wanted = self._scaling.first
         while not self._is_stopped.is_set() and len(fleet.ready()) < wanted:
             lost = fleet.look()
             if lost or len(fleet.present()) < wanted:
@@ -182,12 +157,12 @@ class Server(litserve.LitServer):
             time.sleep(_POLL_S)
 
     def _end(self) -> None:
-        for version in self.versions:
+        for version in self.versions.present:
             # Without the process that holds the queue they are killed.
             with contextlib.suppress(OSError, EOFError):
                 for _ in version.fleet.present():
                     version.queue.put(STOP)
-        for version in self.versions:
+        for version in self.versions.present:
             version.fleet.end()
 
     def serve(
@@ -240,7 +215,7 @@ class Server(litserve.LitServer):
     @property
     def can_answer(self) -> bool:
         """Whether a replica answers, or one will."""
-        return self.current.can_answer
+        return self.versions.current.can_answer
 
     @property
     def wanted(self) -> int:
@@ -250,7 +225,7 @@ class Server(litserve.LitServer):
     @property
     def waiting(self) -> int:
         """How many requests no replica has taken yet."""
-        every = (p for version in self.versions for p in version.pending.values())
+        every = (p for version in self.versions.present for p in version.pending.values())
         return sum(pending.item.worker_id is None for pending in every)
 
     @contextlib.asynccontextmanager
@@ -290,9 +265,10 @@ class Server(litserve.LitServer):
             UnavailableError: none can answer now, or not in time.
         """
         uid = str(uuid.uuid4())
-        pending = Pending(records, version or self.current, is_pinned=version is not None)
+        current = self.versions.current
+        pending = Pending(records, version or current, is_pinned=version is not None)
         pending.version.pending[uid] = pending
-        self._was_asked |= pending.version is self.current
+        self._was_asked |= pending.version is current
         self.response_buffer[uid] = pending.item
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -335,27 +311,26 @@ class Server(litserve.LitServer):
         while self.can_answer and not self.is_stopped and not self._is_over.is_set():
             if self._scaling.is_scaled:
                 self._follow_load()
-            for version in list(self.versions):
+            for version in list(self.versions.present):
                 await self._repeat(version, version.look())
-                if version.state in (State.UNLOADING, State.END) and version.retire():
-                    self.versions.remove(version)
+            self.versions.retire()
             await asyncio.sleep(_POLL_S)
 
     def _follow_load(self) -> None:
         before = self._rule.replicas
         # One that came and went since the last look counts, too.
-        ongoing = max(len(self.current.pending), int(self._was_asked))
+        ongoing = max(len(self.versions.current.pending), int(self._was_asked))
         self._was_asked = False
         wanted = self._rule.observe(time.monotonic(), ongoing)
         if wanted != before:
             tell(f"{before} to {wanted} replicas, for {self._rule.ongoing:.3g} requests at a time")
-        self.current.wanted = wanted
+        self.versions.current.wanted = wanted
 
     async def _repeat(self, version: Version, requests: list[tuple[str, Pending]]) -> None:
         for uid, pending in requests:
             if uid not in version.pending or pending.item.event.is_set():  # Since it was looked at.
                 continue
-            home = version if version.can_answer else self.current
+            home = version if version.can_answer else self.versions.current
             was_taken = pending.item.worker_id is not None
             may_move = home is version or not pending.is_pinned
             if not (home.can_answer and may_move) or (pending.is_repeated and was_taken):

@@ -121,10 +121,49 @@ class Version:
         return True
 
     def status(self) -> dict[str, Any]:
-        """Returns a ModelVersionStatus of TensorFlow Serving's."""
+        """Returns what a status tells of it."""
         code = "UNKNOWN" if self.error else "OK"
         status = {"error_code": code, "error_message": self.error}
         return {"version": str(self.number), "state": self.state, "status": status}
+
+
+class Versions:
+    """All versions of a server.
+
+    Attributes:
+        current: the one that answers.
+        present: it, and those that are coming or leaving.
+    """
+
+    def __init__(self) -> None:
+        self.current: Version
+        self.present: list[Version] = []
+        # The last one that came to nothing, until another one comes to something.
+        self._refused: Version | None = None
+
+    def switch(self, version: Version) -> None:
+        """Has a version answer from now on; that before it answers what it has, and leaves."""
+        if self.present != [version]:
+            self.current.state, self.current.wanted = State.UNLOADING, None
+        self.current, self._refused = version, None
+        version.state = State.AVAILABLE
+
+    def refuse(self, version: Version, why: str) -> None:
+        """Gives up a version that was to come."""
+        version.state, version.wanted, version.error = State.END, None, why
+        self._refused = version
+
+    def retire(self) -> None:
+        """Has those leave that are to, when nobody waits for them."""
+        is_over = (State.UNLOADING, State.END)
+        self.present = [v for v in self.present if v.state not in is_over or not v.retire()]
+
+    def status(self, number: int | None) -> list[dict[str, Any]]:
+        """Returns a ModelVersionStatus of TensorFlow Serving's of each, or of one, newest first."""
+        told = {version.number: version for version in self.present}
+        if self._refused is not None:
+            told[self._refused.number] = self._refused
+        return [told[n].status() for n in sorted(told, reverse=True) if number in (None, n)]
 
 
 def tell(text: str) -> None:
