@@ -10,8 +10,10 @@ import click
 
 from tfdist.cli import completion, voice
 from tfdist.cli.option_table import options_of
+from tfdist.errors import OptionError
 from tfdist.launch.jobs import Where
-from tfdist.serving import scaling, served
+from tfdist.serving import served
+from tfdist.serving.scaling import Scaling
 from tfdist.serving.serving import Serving, carry_out
 from tfdist.strategies import parse_options
 
@@ -28,6 +30,9 @@ Examples:
   curl -d '{"instances": [[0.1, 0.2]]}' http://127.0.0.1:8501/v1/models/digits:predict
   curl -F file=@photo.jpg http://127.0.0.1:8501/v1/models/photos:predict
 """
+# Of the rule of replicas, as Ray Serve's, but for its 2 requests: a forward pass here takes many
+# together.
+_DEFAULTS = (8.0, 5.0, 60.0)
 
 
 @click.command("serve", epilog=_EPILOG, short_help="Answer requests over HTTP.")
@@ -162,11 +167,11 @@ def command(
     Before the server listens, it must answer records of the validation split as tfdist predict.
     """
     found = served.find(source, model=model, trained_on=trained_on, name=name)
-    numbers = {name: given.pop(name) for name in inspect.signature(scaling.asked).parameters}
+    numbers = {name: given.pop(name) for name in inspect.signature(scaling_asked).parameters}
     how = Serving(
         strategy=strategy,
         options=parse_options(strategy, option),
-        scaling=scaling.asked(**numbers),
+        scaling=scaling_asked(**numbers),
         batch_wait_s=batch_wait_ms / 1000,
         body_bytes=max_body_mb << 20,
         watch=source if watch else None,
@@ -183,3 +188,49 @@ def command(
             click.echo(f"listening  {address}/v1/models/{found.name}:predict")
 
     carry_out(found, how, take, click.echo)
+
+
+def scaling_asked(
+    *,
+    replicas: int | None,
+    min_replicas: int | None,
+    max_replicas: int | None,
+    target_requests: float | None,
+    up_delay_s: float | None,
+    down_delay_s: float | None,
+) -> Scaling:
+    """Returns what the options of ``tfdist serve`` ask for: one replica, where they name no number.
+
+    Raises:
+        OptionError: a fixed number and bounds, what counts within bounds without them, or bounds
+            that no number is within.
+    """
+    is_scaled = (min_replicas, max_replicas) != (None, None)
+    if is_scaled and replicas is not None:
+        raise OptionError(
+            "--replicas, a fixed number, must go without --min-replicas and --max-replicas",
+            received="both",
+            mend="Leave one of them out",
+        )
+    given = (target_requests, up_delay_s, down_delay_s)
+    if not is_scaled and given != (None, None, None):
+        raise OptionError(
+            "--target-requests, --up-delay-s and --down-delay-s must go with --min-replicas or "
+            "--max-replicas",
+            received="neither",
+            mend="Give --max-replicas N as well",
+        )
+    target, up_s, down_s = (
+        default if one is None else one for one, default in zip(given, _DEFAULTS, strict=True)
+    )
+    least = most = replicas or 1
+    if is_scaled:
+        least = 1 if min_replicas is None else min_replicas
+        most = max(1, least) if max_replicas is None else max_replicas
+    if least > most:
+        raise OptionError(
+            "--min-replicas must be at most --max-replicas",
+            received=f"{least} and {most}",
+            mend=f"Give --max-replicas {least} or more",
+        )
+    return Scaling(least, most, target, up_s, down_s, is_scaled)

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tfdist.errors import LaunchError
+from tfdist.records.writing.instances import Limits, records_of
 from tfdist.serving import answers, gate, watched
-from tfdist.serving.instances import Limits, records_of
 from tfdist.serving.served import Served
 from tfdist.serving.server import Server
 from tfdist.serving.versions import Version, tell

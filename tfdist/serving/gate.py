@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import base64
 import json
-import struct
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
-from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from crc32c import crc32c
 
 from tfdist.errors import ModelError
 from tfdist.launch.jobs import Where
-from tfdist.records.format.checking import ShardReader
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, value_of
-from tfdist.records.format.manifest import Manifest, ShardInfo, load_manifest
+from tfdist.records.format.encoding import value_of
+from tfdist.records.format.manifest import load_manifest
 from tfdist.records.format.schema import Schema
+from tfdist.records.writing.head import write_head
+from tfdist.records.writing.instances import B64
 from tfdist.runs import predicting
-from tfdist.serving.instances import B64
 from tfdist.serving.served import Served
 
 _SPLIT = "validation"
@@ -57,17 +53,7 @@ def prepare(served: Served, count: int, folder: Path) -> str | None:
     lacking = [path for path in paths if not path.is_file()]
     if lacking:
         return f"{lacking[0]} is not here"
-    frames, records = _first(paths, manifest, count)
-    checksum = f"{crc32c(frames):08x}"
-    own = ShardInfo(
-        file="first.tfrecord", records=len(records), bytes=len(frames), checksum=checksum
-    )
-    info = replace(manifest.splits[split], shards=(own,), class_counts=None, partition=None)
-    shards = folder / "shards"
-    shards.mkdir()
-    (shards / own.file).write_bytes(frames)
-    alone = replace(manifest, splits={split: info}, compression="none", shards_in=None)
-    alone.save(shards)
+    records = write_head(paths, manifest, split, count, folder / "shards")
     inputs = Schema(manifest.schema.of_role("input"))
     asked = {"split": split, "instances": [_instance(inputs, record) for record in records]}
     (folder / "asked.json").write_text(json.dumps(asked))
@@ -99,19 +85,6 @@ def expect(
         trained_on=served.trained_on,
         stop=stop,
     )
-
-
-def _first(paths: Sequence[Path], manifest: Manifest, count: int) -> tuple[bytes, list[bytes]]:
-    """Returns the frames of the first records, and these."""
-    frames, records = b"", []
-    for path in paths:
-        with ShardReader(path, manifest.compression == "gzip", None) as reader:
-            while len(records) < count and (header := bytes(reader.read(HEADER_BYTES))):
-                (size,) = struct.unpack("<Q", header[:8])
-                body = bytes(reader.read(size + FOOTER_BYTES))
-                frames += header + body
-                records.append(body[:-FOOTER_BYTES])
-    return frames, records
 
 
 def _instance(inputs: Schema, record: bytes) -> Any:

@@ -42,7 +42,7 @@ def serve(config: dict[str, Any]) -> None:
     )
     gate = config["gate"] and Path(config["gate"])
     exam = gate and Exam(gate, served.weights.parent / EXPECTED)
-    watched = config["watched"] and Watched(Path(config["watched"]), config["mark"])
+    watched = config["watch"] and Watched(Path(config["watch"]), config["mark"])
     follower = watched and Follower(server, served, watched, gate)
     with public, server.started():
         if exam:

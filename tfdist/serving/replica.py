@@ -15,7 +15,7 @@ from litserve.loops import inference_worker
 from litserve.loops.simple_loops import BatchedLoop
 
 from tfdist.errors import TfdistError
-from tfdist.serving.instances import InstanceError
+from tfdist.records.writing.instances import InstanceError
 from tfdist.serving.served import Served
 
 #: What ends a replica: LitServe's own sentinel.

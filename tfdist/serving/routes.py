@@ -17,9 +17,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tfdist.records.format.schema import STRING
+from tfdist.records.writing.instances import InstanceError, Limits, records_of
 from tfdist.serving import answers
 from tfdist.serving.bodies import RefusedError, asked_in, example, read_body
-from tfdist.serving.instances import InstanceError, Limits, records_of
 from tfdist.serving.served import Served
 from tfdist.serving.server import Server, UnavailableError
 from tfdist.serving.versions import Version

@@ -11,10 +11,10 @@ from typing import Any
 from tfdist.errors import DataError, OptionError
 from tfdist.records.format.manifest import load_manifest
 from tfdist.records.format.schema import Schema
+from tfdist.records.writing.instances import as_asked
 from tfdist.runs import evaluating
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.predicting import training_data
-from tfdist.serving.instances import as_asked
 
 
 @dataclass(frozen=True)

@@ -85,12 +85,7 @@ def carry_out(
         mark = watched.copy(served.file, first.weights)
         why = "--check 0" if how.check == 0 else gate.prepare(first, how.check, folder)
         if why is None:
-            try:
-                gate.expect(first, folder, first.weights.parent / watched.EXPECTED)
-            except RankFailedError:
-                raise
-            except TfdistError as error:
-                raise TfdistError(first.told(error)) from error
+            _expect(first, folder)
         else:
             tell(f"nothing was compared with `tfdist predict`: {why}")
         config = {
@@ -99,14 +94,23 @@ def carry_out(
             # Beside those of this program's own process, which has no model.
             "divided": {"strategy": how.strategy, "options": how.options},
             "served": first.to_json(),
-            "watched": how.watch and os.path.abspath(how.watch),
+            "watch": how.watch and os.path.abspath(how.watch),
             "mark": mark,
-            "watch": None,
             "token_file": how.token_file and os.path.abspath(how.token_file),
             "gate": None if why else str(folder),
         }
         where = Where(strategy="single", options={}, stall_timeout_s=None)
         ranks.run(_PROGRAM, config, where, on_event)
+
+
+def _expect(served: Served, folder: Path) -> None:
+    """As ``gate.expect``; its errors are of the file that the user knows."""
+    try:
+        gate.expect(served, folder, served.weights.parent / watched.EXPECTED)
+    except RankFailedError:
+        raise
+    except TfdistError as error:
+        raise TfdistError(served.told(error)) from error
 
 
 def check_divides(strategy: str, options: dict[str, Any]) -> None:
