@@ -34,7 +34,7 @@ class _Load:
         self.answers: list[list] = [[] for _ in range(3)]
 
     def _ask(self, answers: list) -> None:
-        while not self._is_over.is_set():
+        while not self._is_over.wait(0.05):  # All cores are not theirs.
             try:
                 answers.append(self._client.predict(self._asked))
             except OSError as error:
