@@ -48,6 +48,23 @@ def test_what_is_still_written_is_left_alone(watched, best):
     assert [watched.look() for _ in range(3)] == [best, None, None]
 
 
+def test_a_training_that_is_faster_than_the_looks_is_followed(watched, best):
+    found = []
+    for number in range(25):
+        _replace(best, f"version {number}")
+        found.append(watched.look() is not None)
+    assert [number for number, is_taken in enumerate(found) if is_taken] == [9, 19]
+    assert [watched.look() for _ in range(2)] == [best, None]
+
+
+def test_a_folder_that_must_not_be_looked_at_has_no_version(watched, best, monkeypatch):
+    with monkeypatch.context() as denied:
+        denied.setattr(Path, "is_file", lambda path: path.stat() and 1 / 0)
+        denied.setattr(Path, "stat", lambda path: (_ for _ in ()).throw(PermissionError(13, "no")))
+        assert [watched.look() for _ in range(3)] == [None] * 3
+    assert [watched.look() for _ in range(3)] == [None] * 3  # It is that of before.
+
+
 def test_a_file_that_is_gone_is_no_version_and_one_that_comes_back_is(watched, best):
     best.rename(best.with_name("away"))
     assert [watched.look() for _ in range(3)] == [None] * 3

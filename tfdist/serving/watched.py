@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ from tfdist.serving.served import newest
 
 #: Beside the copy of a version: what it must answer at the gate.
 EXPECTED = "expected.npz"
+_PATIENCE = 10
 # JSON-able, and another one for another file: its name, inode, time in ns, and bytes.
 Mark = list[Any]
 
@@ -25,22 +27,24 @@ class Watched:
     """
 
     def __init__(self, source: Path, mark: Mark):
-        self._source, self._known, self._seen = source, mark, mark
+        self._source, self._known, self._seen, self._restless = source, mark, mark, 0
 
     def look(self) -> Path | None:
         """Returns the file, once, when it is another one than before and has come to rest.
 
-        That is when it is as it was at the look before: who writes slowly is not done.
+        That is when it is as it was at the look before: who writes slowly is not done. One that is
+        another one at each of ``_PATIENCE`` looks is replaced as often, by a training.
         """
-        file = newest(self._source)
-        try:
+        file = seen = None
+        with contextlib.suppress(OSError):  # It has just gone, or must not be looked at.
+            file = newest(self._source)
             seen = None if file is None else _mark(file, file.stat())
-        except OSError:  # It has just gone.
-            seen = None
-        before, self._seen = self._seen, seen
-        if seen is None or seen != before or seen == self._known:
+        is_at_rest = seen == self._seen
+        self._restless = 0 if is_at_rest else self._restless + 1
+        self._seen = seen
+        if seen in (None, self._known) or not (is_at_rest or self._restless == _PATIENCE):
             return None
-        self._known = seen
+        self._restless, self._known = 0, seen
         return file
 
     def copy(self, file: Path, to: Path) -> None:
