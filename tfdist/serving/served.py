@@ -51,9 +51,8 @@ class Served:
 
     def told(self, error: Exception) -> str:
         """Returns what an error says, in one line and of the file that the user knows."""
-        return " ".join(
-            (str(error) or repr(error)).replace(str(self.weights), str(self.file)).split()
-        )
+        text = str(error) or repr(error)
+        return " ".join(text.replace(str(self.weights), str(self.file)).split())
 
 
 def newest(source: Path) -> Path | None:
