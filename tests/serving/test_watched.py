@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, OptionError
+from tfdist.serving.served import find
 from tfdist.serving.watched import Watched, copy, place_of
 
 
@@ -59,10 +61,12 @@ def test_a_training_that_is_faster_than_the_looks_is_followed(watched, best):
 
 def test_a_folder_that_must_not_be_looked_at_has_no_version(watched, best, monkeypatch):
     def deny(path: Path) -> bool:
-        raise PermissionError
+        raise PermissionError(errno.EACCES, "Permission denied")
 
     with monkeypatch.context() as denied:
         denied.setattr(Path, "is_file", deny)
+        with pytest.raises(OptionError, match=f"found {best.parent}: Permission denied"):
+            find(best.parent, name=None)
         assert [watched.look() for _ in range(3)] == [None] * 3
     assert [watched.look() for _ in range(3)] == [None] * 3  # It is that of before.
 

@@ -79,7 +79,15 @@ def find(
         OptionError: there is no model, or no function for it: see ``evaluating.find``.
         DataError: nothing tells what the model takes.
     """
-    (trained,) = evaluating.find([os.fspath(newest(source) or source)], model)
+    try:
+        file = newest(source) or source
+    except OSError as error:
+        raise OptionError(
+            "what is served must be a run folder or a file that can be read",
+            received=f"{source}: {error.strerror}",
+            mend="Let this user read it: `chmod`",
+        ) from None
+    (trained,) = evaluating.find([os.fspath(file)], model)
     weights = trained.weights
     name = name or (source if source.is_dir() else source.with_suffix("")).resolve().name
     if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name, re.ASCII):
