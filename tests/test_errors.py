@@ -27,6 +27,7 @@ _ALSO: dict[tuple[str, str], Places] = {
 _OF_WHOLE_MESSAGES = {
     ("tfdist.records.reading.graph_checks", "failed_check"),
     ("tfdist.runs.ranks", "told_mistake"),
+    ("tfdist.serving.serving", "_expect"),
     ("tfdist.tuning.searching", "_all_would_fail"),
 }
 #: Modules, and functions of them, whose errors need no mend: ``load_manifest`` says that of what a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from tfdist.serving.replica import Replica
 from tfdist.serving.routes import Door, Routes
 from tfdist.serving.scaling import Scaling
 from tfdist.serving.server import Server, UnavailableError
+from tfdist.serving.versions import Pending, Version
 
 
 class _Server:
@@ -40,11 +42,11 @@ class _Served:
     name = "model"
 
 
-def test_a_gate_that_fails_in_any_way_lets_nobody_in(tmp_path):
-    """What is to be compared is not there."""
-    with pytest.raises(FileNotFoundError):
-        program.through_gate(_Server(is_stopped=False), _Served, tmp_path, None)
-    assert program.through_gate(_Server(is_stopped=True), _Served, tmp_path, None) == 0
+def test_a_gate_that_fails_in_any_way_lets_nobody_in():
+    exam = SimpleNamespace(instances=None)  # What nobody can ask.
+    with pytest.raises(TypeError):
+        program.through_gate(_Server(is_stopped=False), exam, "model", None)
+    program.through_gate(_Server(is_stopped=True), exam, "model", None)
 
 
 def test_the_gate_expects_what_json_can_say(tmp_path):
@@ -86,15 +88,18 @@ def test_the_header_host_opens_no_address(monkeypatch):
 @pytest.fixture
 def server() -> Server:
     """One that has never been started, with a process that is there."""
-    found = Server(Replica({}, 2, 0.0), Scaling(1, 1, 1.0, 0.0, 0.0), 1.0, lambda *_: None)
-    found._fleet = Fleet(
+    replica, scaling = Replica(2, 0.0, "single", {}), Scaling(1, 1, 1.0, 0.0, 0.0)
+    found = Server(_Served, replica, scaling, 1.0, 1.0, lambda *_: None)
+    fleet = Fleet(
         lambda *_: SimpleNamespace(is_alive=lambda: True, exitcode=None),
         lambda number: WorkerSetupStatus.READY,
-        *(1.0, 1.0),
+        *(itertools.count(), 1.0, 1.0),
     )
-    found._fleet.start(1)
-    assert not found._fleet.look()
-    found._uvicorn = SimpleNamespace(should_exit=False)
+    found.versions.current = Version(1, _Served, None, fleet)
+    found.versions.present = [found.versions.current]
+    fleet.start(1)
+    assert not fleet.look()
+    found._uvicorn, found._beside = SimpleNamespace(should_exit=False), None
     return found
 
 
@@ -114,10 +119,10 @@ def test_a_server_ends_when_it_cannot_look_after_its_replicas(server):
     async def put(*_) -> None:
         raise BrokenPipeError
 
-    server._fleet.start(1)
-    server._fleet.present()[0].process.is_alive = lambda: False
-    item = SimpleNamespace(event=asyncio.Event(), worker_id=None)
-    server._pending["one"] = SimpleNamespace(records=None, item=item, is_repeated=False)
+    current = server.versions.current
+    current.fleet.start(1)
+    current.fleet.present()[0].process.is_alive = lambda: False
+    current.pending["one"] = Pending(None, current, is_pinned=False)
     server._put = put
     _watched(server)
     assert isinstance(server._failure, BrokenPipeError)

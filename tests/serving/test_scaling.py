@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import threading
 import time
 
@@ -12,8 +13,6 @@ import pytest
 from litserve.utils import WorkerSetupStatus
 from PIL import Image
 
-from tfdist.errors import OptionError
-from tfdist.serving import scaling
 from tfdist.serving.fleet import Fleet
 from tfdist.serving.scaling import Rule, Scaling
 
@@ -52,24 +51,6 @@ def test_bounds_hold():
 
 def test_none_are_left_without_requests_and_the_first_one_starts_one_at_once():
     assert _followed(0, 4, (70, 0), (20, 1)) == [(0.0, 1), (60.0, 0), (70.0, 1)]
-
-
-def test_a_fixed_number_and_bounds_exclude_each_other():
-    def asked(**given) -> Scaling:
-        names = ("replicas", "min_replicas", "max_replicas")
-        names += ("target_requests", "up_delay_s", "down_delay_s")
-        return scaling.asked(**(dict.fromkeys(names) | given))
-
-    assert (asked().least, asked().most, asked().is_scaled) == (1, 1, False)
-    assert asked(min_replicas=3) == Scaling(3, 3, 8.0, 5.0, 60.0)
-    with pytest.raises(OptionError, match=r"must go with --min-replicas.*found neither"):
-        asked(replicas=2, up_delay_s=0.0)
-    assert asked(replicas=3).first == 3
-    assert (asked(min_replicas=0, max_replicas=2).first, asked(max_replicas=2).least) == (1, 1)
-    with pytest.raises(OptionError, match="must go without --min-replicas"):
-        asked(replicas=1, max_replicas=2)
-    with pytest.raises(OptionError, match="found 3 and 2"):
-        asked(min_replicas=3, max_replicas=2)
 
 
 def _replicas(client) -> int:
@@ -152,7 +133,7 @@ def test_after_failed_starts_they_come_one_by_one_and_the_last_one_stays():
         states[number] = WorkerSetupStatus.STARTING
         return launched[-1]
 
-    fleet = Fleet(launch, states.__getitem__, 100, leave_timeout_s=100)
+    fleet = Fleet(launch, states.__getitem__, itertools.count(), 100, leave_timeout_s=100)
     fleet.follow(1)
     states[0] = WorkerSetupStatus.READY
     assert fleet.look() == []
@@ -173,7 +154,10 @@ def test_after_failed_starts_they_come_one_by_one_and_the_last_one_stays():
 
 def test_who_loads_leaves_before_who_answers():
     states = dict.fromkeys(range(2), WorkerSetupStatus.STARTING)
-    fleet = Fleet(lambda number, door: _Process(), states.__getitem__, 100, leave_timeout_s=100)
+    numbers = itertools.count()
+    fleet = Fleet(
+        *(lambda number, door: _Process(), states.__getitem__, numbers, 100), leave_timeout_s=100
+    )
     fleet.follow(2)
     states[1] = WorkerSetupStatus.READY
     fleet.look()

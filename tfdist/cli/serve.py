@@ -10,8 +10,10 @@ import click
 
 from tfdist.cli import completion, serve_to, voice
 from tfdist.cli.option_table import options_of
+from tfdist.errors import OptionError
 from tfdist.launch.jobs import Where
-from tfdist.serving import scaling, served
+from tfdist.serving import served
+from tfdist.serving.scaling import Scaling
 from tfdist.serving.serving import Serving, carry_out
 from tfdist.strategies import parse_options
 
@@ -20,6 +22,7 @@ Examples:
   tfdist serve runs/digits
   tfdist serve runs/digits --replicas 2 --max-batch 64 --batch-wait-ms 5
   tfdist serve runs/digits --min-replicas 0 --max-replicas 4
+  tfdist serve runs/digits --watch
   tfdist serve runs/digits --host 0.0.0.0 --token-file token.txt
   tfdist serve runs/large --strategy pipeline -o stages=2
   tfdist serve model.keras --model model.py:model_fn --trained-on data/digits
@@ -30,6 +33,9 @@ Examples:
   curl -d '{"instances": [[0.1, 0.2]]}' http://127.0.0.1:8501/v1/models/digits:predict
   curl -F file=@photo.jpg http://127.0.0.1:8501/v1/models/photos:predict
 """
+# Of the rule of replicas, as Ray Serve's, but for its 2 requests: a forward pass here takes many
+# together.
+_DEFAULTS = (8.0, 5.0, 60.0)
 
 
 @click.command("serve", epilog=_EPILOG, short_help="Answer requests over HTTP.")
@@ -45,6 +51,12 @@ Examples:
     shell_complete=completion.data,
     help="The shards that the model was trained on: requests are read as they are.  [default: "
     "those that config.json beside the weights names]",
+)
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Serve each new version of the best model of RUN, or of MODEL, in the place of the one "
+    "before it: no request is lost.",
 )
 @click.option("--name", help="Of the model, in addresses.  [default: that of RUN or MODEL]")
 @click.option(
@@ -151,6 +163,7 @@ def command(
     source: Path,
     model: str | None,
     trained_on: str | None,
+    watch: bool,
     name: str | None,
     to: tuple[str, Path] | None,
     batch_wait_ms: float,
@@ -167,13 +180,14 @@ def command(
     if to is not None:
         serve_to.check_options(to[0])
     found = served.find(source, model=model, trained_on=trained_on, name=name)
-    numbers = {name: given.pop(name) for name in inspect.signature(scaling.asked).parameters}
+    numbers = {name: given.pop(name) for name in inspect.signature(scaling_asked).parameters}
     how = Serving(
         strategy=strategy,
         options=parse_options(strategy, option),
-        scaling=scaling.asked(**numbers),
+        scaling=scaling_asked(**numbers),
         batch_wait_s=batch_wait_ms / 1000,
         body_bytes=max_body_mb << 20,
+        watch=source if watch else None,
         **given,
     )
     if to is not None:
@@ -190,3 +204,49 @@ def command(
             click.echo(f"listening  {address}/v1/models/{found.name}:predict")
 
     carry_out(found, how, take, click.echo)
+
+
+def scaling_asked(
+    *,
+    replicas: int | None,
+    min_replicas: int | None,
+    max_replicas: int | None,
+    target_requests: float | None,
+    up_delay_s: float | None,
+    down_delay_s: float | None,
+) -> Scaling:
+    """Returns what the options of ``tfdist serve`` ask for: one replica, where they name no number.
+
+    Raises:
+        OptionError: a fixed number and bounds, what counts within bounds without them, or bounds
+            that no number is within.
+    """
+    is_scaled = (min_replicas, max_replicas) != (None, None)
+    if is_scaled and replicas is not None:
+        raise OptionError(
+            "--replicas, a fixed number, must go without --min-replicas and --max-replicas",
+            received="both",
+            mend="Leave one of them out",
+        )
+    given = (target_requests, up_delay_s, down_delay_s)
+    if not is_scaled and given != (None, None, None):
+        raise OptionError(
+            "--target-requests, --up-delay-s and --down-delay-s must go with --min-replicas or "
+            "--max-replicas",
+            received="neither",
+            mend="Give --max-replicas N as well",
+        )
+    target, up_s, down_s = (
+        default if one is None else one for one, default in zip(given, _DEFAULTS, strict=True)
+    )
+    least = most = replicas or 1
+    if is_scaled:
+        least = 1 if min_replicas is None else min_replicas
+        most = max(1, least) if max_replicas is None else max_replicas
+    if least > most:
+        raise OptionError(
+            "--min-replicas must be at most --max-replicas",
+            received=f"{least} and {most}",
+            mend=f"Give --max-replicas {least} or more",
+        )
+    return Scaling(least, most, target, up_s, down_s, is_scaled)

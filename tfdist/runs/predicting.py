@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,11 +155,12 @@ def carry_out(
     part: str | None = None,
     resume: bool = False,
     on_event: Callable[[int, dict[str, Any]], None] = lambda rank, event: None,
+    stop: threading.Event | None = None,
 ) -> Predictions | None:
     """Predicts on ``where``; see ``predict`` for what it returns and raises.
 
     Args:
-        on_event: see ``ranks.run``.
+        on_event, stop: see ``ranks.run``.
     """
     model_path.check(model)
     mine = None if part is None else Part.of(part)
@@ -194,7 +196,7 @@ def carry_out(
             "output": os.path.abspath(file),
             "global_batch_size": global_batch_size,
         }
-        ranks.run(RANK, config, where, take)
+        ranks.run(RANK, config, where, take, stop=stop)
     if not where.is_chief:
         return None
     if mine is not None:

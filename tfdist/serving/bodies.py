@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from tfdist.errors import read_json
 from tfdist.records.format.schema import Schema
-from tfdist.serving.instances import B64
+from tfdist.records.writing.instances import B64
 
 _BOUNDARY = re.compile(r'multipart/form-data;.*boundary="?([^";,]{1,70})"?', re.IGNORECASE)
 _SAYS_FILE = b"filename="

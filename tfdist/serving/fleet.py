@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -14,6 +14,8 @@ from litserve.utils import WorkerSetupStatus
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _END_S = 2.0
+# Of a replica that has told what the user is to mend: another one would tell it again.
+_USER_ERROR = 2
 # Starts in a row that came to nothing, after which there is no other.
 _MOST_FAILED_STARTS = 3
 
@@ -44,12 +46,13 @@ class Member:
 
 
 class Fleet:
-    """All processes of a server.
+    """All processes of a version.
 
     Args:
         launch: starts the process of a number, which leaves when the given end of a
             pipe is closed on the other side. Raises StartError: it cannot.
         state_of: what LitServe says of the process of a number.
+        numbers: of the next processes.
         start_timeout_s: until one must be ready.
         leave_timeout_s: until one must have left: when requests are given up.
     """
@@ -58,13 +61,13 @@ class Fleet:
         self,
         launch: Callable[[int, Connection], Any],
         state_of: Callable[[int], Any],
+        numbers: Iterator[int],
         start_timeout_s: float,
         leave_timeout_s: float,
     ):
-        self._launch, self._state_of = launch, state_of
+        self._launch, self._state_of, self._numbers = launch, state_of, numbers
         self._start_timeout_s, self._leave_timeout_s = start_timeout_s, leave_timeout_s
         self._members: dict[int, Member] = {}
-        self._count = 0
         self._failed_starts = 0  # In a row.
 
     def ready(self) -> list[Member]:
@@ -74,6 +77,11 @@ class Fleet:
     def present(self) -> list[Member]:
         """Returns those that take requests, or will."""
         return [m for m in self._members.values() if not m.is_leaving]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all have ended, and those that were told to."""
+        return not self._members
 
     @property
     def may_start(self) -> bool:
@@ -95,7 +103,7 @@ class Fleet:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             for _ in range(count):
-                number, self._count = self._count, self._count + 1
+                number = next(self._numbers)
                 inside, door = multiprocessing.Pipe(duplex=False)
                 with inside:
                     try:
@@ -134,7 +142,9 @@ class Fleet:
                 member.is_ready |= self._state_of(member.number) == WorkerSetupStatus.READY
                 del self._members[member.number]
                 member.door.close()
-                self._failed_starts += not (member.is_ready or member.is_leaving)
+                if not (member.is_ready or member.is_leaving):
+                    is_told = member.process.exitcode == _USER_ERROR
+                    self._failed_starts += _MOST_FAILED_STARTS if is_told else 1
                 # One that was told to leave while it loaded is killed when its time is over.
                 if not member.is_leaving or (member.process.exitcode and member.is_ready):
                     lost.append(member)

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import base64
 import json
-import struct
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
-from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from crc32c import crc32c
 
 from tfdist.errors import ModelError
 from tfdist.launch.jobs import Where
-from tfdist.records.format.checking import ShardReader
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, value_of
-from tfdist.records.format.manifest import Manifest, ShardInfo, load_manifest
+from tfdist.records.format.encoding import value_of
+from tfdist.records.format.manifest import load_manifest
 from tfdist.records.format.schema import Schema
+from tfdist.records.writing.head import write_head
+from tfdist.records.writing.instances import B64
 from tfdist.runs import predicting
-from tfdist.serving.instances import B64
 from tfdist.serving.served import Served
 
 _SPLIT = "validation"
@@ -36,7 +33,7 @@ _WAIT_S = 120.0
 
 
 def prepare(served: Served, count: int, folder: Path) -> str | None:
-    """Writes what the server is to be asked, and what it is to answer.
+    """Writes what a server is to be asked.
 
     Args:
         count: of the records, at most.
@@ -44,9 +41,6 @@ def prepare(served: Served, count: int, folder: Path) -> str | None:
 
     Returns:
         Why there is nothing to compare; None where there is.
-
-    Raises:
-        TfdistError: as ``tfdist predict`` does.
     """
     if served.trained_on is None:
         return "the shards of the training are not known"
@@ -59,44 +53,38 @@ def prepare(served: Served, count: int, folder: Path) -> str | None:
     lacking = [path for path in paths if not path.is_file()]
     if lacking:
         return f"{lacking[0]} is not here"
-    frames, records = _first(paths, manifest, count)
-    checksum = f"{crc32c(frames):08x}"
-    own = ShardInfo(
-        file="first.tfrecord", records=len(records), bytes=len(frames), checksum=checksum
-    )
-    info = replace(manifest.splits[split], shards=(own,), class_counts=None, partition=None)
-    shards = folder / "shards"
-    shards.mkdir()
-    (shards / own.file).write_bytes(frames)
-    alone = replace(manifest, splits={split: info}, compression="none", shards_in=None)
-    alone.save(shards)
+    records = write_head(paths, manifest, split, count, folder / "shards")
     inputs = Schema(manifest.schema.of_role("input"))
     asked = {"split": split, "instances": [_instance(inputs, record) for record in records]}
     (folder / "asked.json").write_text(json.dumps(asked))
+    return None
+
+
+def expect(
+    served: Served, folder: Path, expected: Path, stop: threading.Event | None = None
+) -> None:
+    """Writes what a server is to answer.
+
+    Args:
+        folder: that of ``prepare``.
+        expected: a new file .npz.
+        stop: see ``Job``.
+
+    Raises:
+        TfdistError: as ``tfdist predict`` does.
+    """
+    asked = json.loads((folder / "asked.json").read_text())
     predicting.carry_out(
         Where(strategy="single", options={}),
         model=served.model,
         weights=served.weights,
-        data=str(shards / split),
-        output=folder / "expected.npz",
-        global_batch_size=len(records),
+        data=str(folder / "shards" / asked["split"]),
+        output=expected,
+        global_batch_size=len(asked["instances"]),
         overwrite=False,
         trained_on=served.trained_on,
+        stop=stop,
     )
-    return None
-
-
-def _first(paths: Sequence[Path], manifest: Manifest, count: int) -> tuple[bytes, list[bytes]]:
-    """Returns the frames of the first records, and these."""
-    frames, records = b"", []
-    for path in paths:
-        with ShardReader(path, manifest.compression == "gzip", None) as reader:
-            while len(records) < count and (header := bytes(reader.read(HEADER_BYTES))):
-                (size,) = struct.unpack("<Q", header[:8])
-                body = bytes(reader.read(size + FOOTER_BYTES))
-                frames += header + body
-                records.append(body[:-FOOTER_BYTES])
-    return frames, records
 
 
 def _instance(inputs: Schema, record: bytes) -> Any:
@@ -111,21 +99,51 @@ def _json(value: Any) -> Any:
     return [_json(one) for one in value] if isinstance(value, list) else value.tolist()
 
 
-def compare(folder: Path, address: str, name: str, token: str | None) -> int:
-    """Asks the server at ``address`` what ``prepare`` has written. Returns how many records.
+class Exam:
+    """What a server is asked, and what it is to answer.
+
+    Args:
+        folder: that of ``prepare``.
+        expected: the file of ``expect``.
+    """
+
+    def __init__(self, folder: Path, expected: Path):
+        asked = json.loads((folder / "asked.json").read_text())
+        self.instances: list[Any] = asked["instances"]
+        self._split = asked["split"]
+        with np.load(expected, allow_pickle=False) as found:
+            self._expected = {output: _as_answered(rows) for output, rows in found.items()}
+
+    def place(self, number: int) -> str:
+        """Returns which record an instance is."""
+        return f"record {number} of the {self._split} split"
+
+    def check(self, number: int, outputs: Any) -> None:
+        """Checks the columns that answer one instance.
+
+        Raises:
+            ModelError: they are others than those of ``tfdist predict``.
+        """
+        answers = outputs if isinstance(outputs, dict) else {next(iter(self._expected)): outputs}
+        for output, rows in self._expected.items():
+            answer = np.array(answers[output], np.float64)[0]
+            wanted = rows[number]
+            if not np.allclose(answer, wanted, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
+                difference = np.abs(answer - wanted).max()
+                raise differs(self.place(number), f"'{output}' by {difference:.3g}")
+
+
+def compare(exam: Exam, address: str, name: str, token: str | None) -> None:
+    """Asks the server at ``address`` over HTTP.
 
     Raises:
         ModelError: an answer is another one than that of ``tfdist predict``.
     """
-    asked = json.loads((folder / "asked.json").read_text())
-    with np.load(folder / "expected.npz", allow_pickle=False) as found:
-        expected = {output: _as_answered(rows) for output, rows in found.items()}
     headers = {"Content-Type": "application/json"}
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    for number, instance in enumerate(asked["instances"]):
-        place = f"record {number} of the {asked['split']} split"
+    for number, instance in enumerate(exam.instances):
         request = urllib.request.Request(
             f"{address}/v1/models/{name}:predict",
             json.dumps({"inputs": _columns(instance)}).encode(),
@@ -137,15 +155,8 @@ def compare(folder: Path, address: str, name: str, token: str | None) -> int:
         except (OSError, HTTPException, ValueError) as error:
             is_told = isinstance(error, urllib.error.HTTPError)
             text = error.read(500).decode(errors="replace") if is_told else repr(error)
-            raise _differs(place, text) from None
-        answers = outputs if isinstance(outputs, dict) else {next(iter(expected)): outputs}
-        for output, rows in expected.items():
-            answer = np.array(answers[output], np.float64)[0]
-            wanted = rows[number]
-            if not np.allclose(answer, wanted, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
-                difference = np.abs(answer - wanted).max()
-                raise _differs(place, f"'{output}' by {difference:.3g}")
-    return len(asked["instances"])
+            raise differs(exam.place(number), text) from None
+        exam.check(number, outputs)
 
 
 def _as_answered(rows: np.ndarray) -> np.ndarray:
@@ -161,7 +172,7 @@ def _columns(instance: Any) -> Any:
     return [instance] if is_value else {name: [value] for name, value in instance.items()}
 
 
-def _differs(place: str, found: str) -> ModelError:
+def differs(place: str, found: str) -> ModelError:
     return ModelError(
         "a server must answer as `tfdist predict` does, to 1e-5",
         received=f"{place}: {' '.join(found.split())}",

@@ -14,8 +14,8 @@ import numpy as np
 import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.records.reading.decode import batch_spec, make_decoder
+from tfdist.records.writing.instances import InstanceError
 from tfdist.runs.predict_rank import load, named_outputs
-from tfdist.serving.instances import InstanceError
 from tfdist.serving.served import Served
 from tfdist.training.engine import model_path
 from tfdist.training.model.deferred_build import build_now

@@ -17,12 +17,15 @@ _LOOPBACK = "127.0.0.1"
 
 
 def serve(config: dict[str, Any]) -> None:
+    from tfdist.serving.following import Follower
+    from tfdist.serving.gate import Exam
     from tfdist.serving.replica import Replica
     from tfdist.serving.routes import Door, ServerRoutes
     from tfdist.serving.scaling import Scaling
     from tfdist.serving.served import Served
     from tfdist.serving.server import Server
     from tfdist.serving.serving import read_token
+    from tfdist.serving.watched import EXPECTED, Watched
 
     served = Served.from_json(config["served"])
     # Not in the configuration, which everybody on this machine can read.
@@ -32,19 +35,25 @@ def serve(config: dict[str, Any]) -> None:
     # Taken before the replicas start, which takes long; nobody is let in before the gate.
     public = _bound(config["host"], config["port"])
     batches = config["max_batch"], config["batch_wait_s"]
-    replica = Replica(config["served"], *batches, **config["divided"])
-    routes = ServerRoutes(served, door)
-    server = Server(replica, Scaling(**config["scaling"]), config["timeout_s"], routes.add)
-    with public, server.started(config["start_timeout_s"]):
-        compared = 0
-        if config["gate"] is not None:
-            compared = through_gate(server, served, Path(config["gate"]), door.token)
+    replica = Replica(*batches, **config["divided"])
+    limits_s = config["timeout_s"], config["start_timeout_s"]
+    server = Server(
+        served, replica, Scaling(**config["scaling"]), *limits_s, ServerRoutes(served, door).add
+    )
+    gate = config["gate"] and Path(config["gate"])
+    exam = gate and Exam(gate, served.weights.parent / EXPECTED)
+    watched = config["watch"] and Watched(Path(config["watch"]), config["mark"])
+    follower = watched and Follower(server, served, watched, gate)
+    with public, server.started():
+        if exam:
+            through_gate(server, exam, served.name, door.token)
         if not server.is_stopped:
             _listen(public, config["host"], config["port"])
             host, port = public.getsockname()[:2]
+            compared = len(exam.instances) if exam else 0
             emit({"event": "listening", "host": host, "port": port, "compared": compared})
             emit({"event": "serving"})
-            server.serve(public)
+            server.serve(public, follower and follower.run)
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -87,16 +96,15 @@ def _of_a_free_address(host: str, port: int) -> Iterator[None]:
         ) from None
 
 
-def through_gate(server: Any, served: Any, folder: Path, token: str | None) -> int:
-    """Returns how many records were answered as they must be. Raises TfdistError otherwise."""
+def through_gate(server: Any, exam: Any, name: str, token: str | None) -> None:
+    """Raises TfdistError: a record is not answered as it must be."""
     from tfdist.serving.gate import compare
 
-    found: list[int] = []
     errors: list[Exception] = []
 
     def ask(port: int) -> None:
         try:
-            found.append(compare(folder, f"http://{_LOOPBACK}:{port}", served.name, token))
+            compare(exam, f"http://{_LOOPBACK}:{port}", name, token)
         except Exception as error:  # Whatever it is, what was not compared is not served.
             errors.append(error)
         finally:
@@ -107,12 +115,8 @@ def through_gate(server: Any, served: Any, folder: Path, token: str | None) -> i
         port = private.getsockname()[1]
         threading.Thread(target=ask, args=(port,), daemon=True).start()
         server.serve(private)
-    if server.is_stopped:
-        return 0
-    if errors:
+    if errors and not server.is_stopped:
         raise errors[0]
-    assert found
-    return found[0]
 
 
 if __name__ == "__main__":

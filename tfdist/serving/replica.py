@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import multiprocessing
 import os
 import sys
 from collections.abc import Mapping
@@ -9,10 +11,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import litserve
+from litserve.loops import inference_worker
 from litserve.loops.simple_loops import BatchedLoop
 
 from tfdist.errors import TfdistError
-from tfdist.serving.instances import InstanceError
+from tfdist.records.writing.instances import InstanceError
 from tfdist.serving.served import Served
 
 #: What ends a replica: LitServe's own sentinel.
@@ -27,25 +30,42 @@ class Replica(litserve.LitAPI):
     """The hooks that LitServe calls.
 
     Args:
-        served: what ``Served.to_json`` returns.
         max_batch: most requests together, and most rows of a forward pass.
         batch_wait_s: how long the first request of a batch waits for others.
         strategy, options: what divides the model.
     """
 
     def __init__(
-        self,
-        served: dict[str, Any],
-        max_batch: int,
-        batch_wait_s: float,
-        strategy: str = "single",
-        options: Mapping[str, Any] | None = None,
+        self, max_batch: int, batch_wait_s: float, strategy: str, options: Mapping[str, Any]
     ):
         wait_s = batch_wait_s if batch_wait_s >= _SHORTEST_WAIT_S else 0.0
         super().__init__(max_batch_size=max_batch, batch_timeout=wait_s, loop=Batches())
-        self._served, self._strategy, self._options = served, strategy, options or {}
-        #: The end of a pipe: closed on the other side, this process is to leave.
-        self.door: Connection | None = None
+        self._strategy, self._options = strategy, options
+
+    def of(self, served: Served, door: Connection) -> Replica:
+        """Returns a process of this kind.
+
+        Args:
+            served: its model.
+            door: the end of a pipe: closed on the other side, the process is to leave.
+        """
+        found = copy.copy(self)
+        found.served, found.door = served, door
+        return found
+
+    def started(self, number: int, queue: Any, *told: Any) -> Any:
+        """Returns a process that answers what is in a queue. Raises OSError: there is none.
+
+        Args:
+            told: by which it tells, as LitServe's: a transport, states, and callbacks.
+        """
+        process = multiprocessing.get_context("spawn").Process(
+            target=inference_worker,
+            args=(self, "cpu", number, queue, *told, True),  # It tells what it has taken.
+            name=f"replica-{number}",
+        )
+        process.start()
+        return process
 
     def setup(self, device: str) -> None:
         # Several replicas share a GPU, which the first would have alone.
@@ -54,10 +74,9 @@ class Replica(litserve.LitAPI):
         from tfdist.serving.handler import Handler
 
         try:
-            served = Served.from_json(self._served)
-            self._handler = Handler(served, self.max_batch_size, self._strategy, self._options)
+            self._handler = Handler(self.served, self.max_batch_size, self._strategy, self._options)
         except TfdistError as error:
-            print(f"tfdist: {error}", file=sys.stderr, flush=True)
+            print(f"tfdist: {self.served.told(error)}", file=sys.stderr, flush=True)
             sys.exit(2)
 
     def decode_request(self, request: Any) -> Any:

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tfdist.records.format.schema import STRING
+from tfdist.records.writing.instances import InstanceError, Limits, records_of
 from tfdist.serving import answers
 from tfdist.serving.bodies import (
     RefusedError,
@@ -26,13 +27,11 @@ from tfdist.serving.bodies import (
     example,
     read_body,
 )
-from tfdist.serving.instances import InstanceError, Limits, records_of
 from tfdist.serving.served import Served
 
 if TYPE_CHECKING:  # For others bring requests, too, where there is no LitServe.
     from tfdist.serving.server import Server
 
-_VERSION = "1"
 # Whoever watches the server has no token; the page has none before its reader gives it.
 _OPEN = ("/", "/healthz", "/readyz")
 _DTYPES = {"float16": "DT_HALF", "float32": "DT_FLOAT", "float64": "DT_DOUBLE"}
@@ -83,7 +82,7 @@ class Routes:
         """Puts them on ``app``, of Starlette or FastAPI; ``asked`` is asked."""
         self._asked = asked
         model = f"/v1/models/{self._served.name}"
-        for place in (model, f"{model}/versions/{_VERSION}"):
+        for place in (model, f"{model}/versions/{{number:int}}"):
             app.router.add_route(f"{place}:predict", self._guarded(self._predict), ["POST"])
             app.router.add_route(place, self._guarded(self._status), ["GET"])
             app.router.add_route(f"{place}/metadata", self._guarded(self._metadata), ["GET"])
@@ -119,7 +118,7 @@ class Routes:
         content_type = request.headers.get("content-type", "")
         # A large body takes its time, in which others are answered.
         records, is_columnar = await asyncio.to_thread(self._decoded, body, content_type)
-        found = await self._asked.ask(records)
+        found, _ = await self._ask(records, request.path_params.get("number"))
         if isinstance(found, str):
             raise RefusedError(400, found)
         return Response(
@@ -134,14 +133,28 @@ class Routes:
             raise RefusedError(400, str(error)) from None
         return records, asked.is_columnar
 
-    async def _status(self, request: Request) -> Response:
+    async def _ask(self, records: list[bytes] | None, number: int | None) -> tuple[Any, int]:
+        """Returns what a version says, see ``Server.ask``, and which it was; None: any."""
+        if number not in (None, 1):
+            raise _not_served(number)
+        return await self._asked.ask(records), 1
+
+    def _states(self, number: int | None) -> list[dict[str, Any]]:
+        """Returns a ModelVersionStatus of TensorFlow Serving's of each version, or of one."""
         status = {"error_code": "OK", "error_message": ""}
-        version = {"version": _VERSION, "state": "AVAILABLE", "status": status}
-        return JSONResponse({"model_version_status": [version]})
+        only = {"version": "1", "state": "AVAILABLE", "status": status}
+        return [only] if number in (None, 1) else []
+
+    async def _status(self, request: Request) -> Response:
+        number = request.path_params.get("number")
+        found = self._states(number)
+        if not found:
+            raise RefusedError(404, f"there is no version {number} of the model")
+        return JSONResponse({"model_version_status": found})
 
     async def _metadata(self, request: Request) -> Response:
         with self._asked.admitted():
-            outputs = await self._asked.ask(None)
+            outputs, number = await self._ask(None, request.path_params.get("number"))
         inputs = {
             f.name: _tensor(STRING, ()) if f.is_image else _tensor(f.dtype, f.read_shape)
             for f in self._served.schema.features
@@ -151,7 +164,7 @@ class Routes:
             "outputs": {name: _tensor(dtype, shape) for name, (shape, dtype) in outputs.items()},
             "method_name": "tensorflow/serving/predict",
         }
-        spec = {"name": self._served.name, "signature_name": "", "version": _VERSION}
+        spec = {"name": self._served.name, "signature_name": "", "version": str(number)}
         own = {
             "inputs": self._served.schema.to_json(),
             "classes": list(self._served.classes),
@@ -182,6 +195,18 @@ class ServerRoutes(Routes):
         ):
             app.router.add_route(place, self._guarded(endpoint), ["GET"])
 
+    async def _ask(self, records: list[bytes] | None, number: int | None) -> tuple[Any, int]:
+        current = self._server.versions.current
+        if number not in (None, current.number):
+            raise _not_served(number)
+        # What the outputs are, is asked of that version which is told with them.
+        is_pinned = number is not None or records is None
+        found = await self._server.ask(records, current if is_pinned else None)
+        return found, current.number
+
+    def _states(self, number: int | None) -> list[dict[str, Any]]:
+        return self._server.versions.status(number)
+
     async def _predict(self, request: Request) -> Response:
         begun = time.perf_counter()
         status = 500
@@ -198,7 +223,9 @@ class ServerRoutes(Routes):
 
     async def _metrics(self, request: Request) -> Response:
         server = self._server
-        text = server.metrics.text(waiting=server.waiting, replicas=server.replicas)
+        text = server.metrics.text(
+            waiting=server.waiting, replicas=server.versions.current.replicas
+        )
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def _health(self, request: Request) -> Response:
@@ -218,6 +245,10 @@ class ServerRoutes(Routes):
             "referrer-policy": "no-referrer",
         }
         return Response(page, headers=headers, media_type="text/html")
+
+
+def _not_served(number: int | None) -> RefusedError:
+    return RefusedError(404, f"version {number} of the model is not served")
 
 
 def _encoded(found: dict[str, Any], is_columnar: bool) -> bytes:

@@ -6,13 +6,9 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from tfdist.errors import OptionError
-
 LOOK_BACK_S = 2.0
 #: Requests that are read, wait or are being answered: beyond, a client does better to ask later.
 MOST_INSIDE = 1024
-# Of Ray Serve, but for its 2 requests: a forward pass here takes many together.
-_DEFAULTS = (8.0, 5.0, 60.0)
 
 
 @dataclass(frozen=True)
@@ -92,49 +88,3 @@ def _since(earlier: float | None, now: float, holds: bool) -> float | None:
     if not holds:
         return None
     return now if earlier is None else earlier
-
-
-def asked(
-    *,
-    replicas: int | None,
-    min_replicas: int | None,
-    max_replicas: int | None,
-    target_requests: float | None,
-    up_delay_s: float | None,
-    down_delay_s: float | None,
-) -> Scaling:
-    """Returns what the options of ``tfdist serve`` ask for: one replica, where they name no number.
-
-    Raises:
-        OptionError: a fixed number and bounds, what counts within bounds without them, or bounds
-            that no number is within.
-    """
-    is_scaled = (min_replicas, max_replicas) != (None, None)
-    if is_scaled and replicas is not None:
-        raise OptionError(
-            "--replicas, a fixed number, must go without --min-replicas and --max-replicas",
-            received="both",
-            mend="Leave one of them out",
-        )
-    given = (target_requests, up_delay_s, down_delay_s)
-    if not is_scaled and given != (None, None, None):
-        raise OptionError(
-            "--target-requests, --up-delay-s and --down-delay-s must go with --min-replicas or "
-            "--max-replicas",
-            received="neither",
-            mend="Give --max-replicas N as well",
-        )
-    target, up_s, down_s = (
-        default if one is None else one for one, default in zip(given, _DEFAULTS, strict=True)
-    )
-    least = most = replicas or 1
-    if is_scaled:
-        least = 1 if min_replicas is None else min_replicas
-        most = max(1, least) if max_replicas is None else max_replicas
-    if least > most:
-        raise OptionError(
-            "--min-replicas must be at most --max-replicas",
-            received=f"{least} and {most}",
-            mend=f"Give --max-replicas {least} or more",
-        )
-    return Scaling(least, most, target, up_s, down_s, is_scaled)

@@ -11,10 +11,10 @@ from typing import Any
 from tfdist.errors import DataError, OptionError
 from tfdist.records.format.manifest import load_manifest
 from tfdist.records.format.schema import Schema
+from tfdist.records.writing.instances import as_asked
 from tfdist.runs import evaluating
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.predicting import training_data
-from tfdist.serving.instances import as_asked
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Served:
     Attributes:
         name: of the model, in addresses.
         model: as ``--model`` takes it.
-        weights: a file that Keras wrote.
+        file: what its user named: a file that Keras wrote.
+        weights: that file, or the copy of it that is read.
         schema: the inputs, as requests hold them.
         trained_on: the shards of the training; None where they are not here.
         classes: of the only label, their names in the order of their numbers.
@@ -32,6 +33,7 @@ class Served:
 
     name: str
     model: str
+    file: Path
     weights: Path
     schema: Schema
     trained_on: str | None
@@ -39,13 +41,27 @@ class Served:
 
     def to_json(self) -> dict[str, Any]:
         told = {"schema": self.schema.to_json(), "classes": list(self.classes)}
-        return {**vars(self), "weights": str(self.weights), **told}
+        return {**vars(self), "file": str(self.file), "weights": str(self.weights), **told}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Served:
         schema, classes = Schema.from_json(value["schema"]), tuple(value["classes"])
-        given = {"weights": Path(value["weights"]), "schema": schema, "classes": classes}
-        return cls(**{**value, **given})
+        files = {name: Path(value[name]) for name in ("file", "weights")}
+        return cls(**{**value, **files, "schema": schema, "classes": classes})
+
+    def told(self, error: Exception) -> str:
+        """Returns what an error says, in one line and of the file that the user knows."""
+        text = str(error) or repr(error)
+        return " ".join(text.replace(str(self.weights), str(self.file)).split())
+
+
+def newest(source: Path) -> Path | None:
+    """Returns the best model of a run folder, else the last one; a file as it is; None: no file."""
+    run = RunFolder(source)
+    # Of the folder itself: what is to replace an earlier training stands within it until then.
+    names = (run.best_model.name, run.model.name)
+    files = (source, *(source / name for name in names))
+    return next((file for file in files if file.is_file()), None)
 
 
 def find(
@@ -63,9 +79,15 @@ def find(
         OptionError: there is no model, or no function for it: see ``evaluating.find``.
         DataError: nothing tells what the model takes.
     """
-    best = RunFolder(source).best_model
-    source_file = best if best.is_file() else source
-    (trained,) = evaluating.find([os.fspath(source_file)], model)
+    try:
+        file = newest(source) or source
+    except OSError as error:
+        raise OptionError(
+            "what is served must be a run folder or a file that can be read",
+            received=f"{source}: {error.strerror}",
+            mend="Let this user read it: `chmod`",
+        ) from None
+    (trained,) = evaluating.find([os.fspath(file)], model)
     weights = trained.weights
     name = name or (source if source.is_dir() else source.with_suffix("")).resolve().name
     if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name, re.ASCII):
@@ -86,6 +108,7 @@ def find(
     return Served(
         name=name,
         model=trained.model,
+        file=weights.absolute(),
         weights=weights.absolute(),
         schema=as_asked(manifest.schema.of_role("input"), is_adopted=manifest.is_adopted),
         trained_on=os.path.abspath(training),

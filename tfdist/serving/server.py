@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
-import multiprocessing
+import functools
+import itertools
 import signal
 import socket
-import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
 import litserve
 import uvicorn
-from litserve.loops import inference_worker
 from litserve.server import response_queue_to_buffer
-from litserve.utils import LitAPIStatus, ResponseBufferItem, WorkerSetupStatus
+from litserve.utils import LitAPIStatus, WorkerSetupStatus
 
 from tfdist.errors import LaunchError, TfdistError
 from tfdist.serving.bodies import UnavailableError
@@ -29,44 +26,43 @@ from tfdist.serving.fleet import SIGNALS, Fleet, StartError
 from tfdist.serving.metrics import Metrics
 from tfdist.serving.replica import LOOK_S, STOP, Replica
 from tfdist.serving.scaling import MOST_INSIDE, Rule, Scaling
+from tfdist.serving.served import Served
+from tfdist.serving.versions import Pending, Version, Versions, tell
 
 _POLL_S = 0.1
 # Within the time that whoever sends Ctrl-C leaves us: see ``launch.cleanup.TERM_GRACE_S``.
 _DRAIN_S = 3
-# After the loss of a replica: longer than the queue may hand requests to it.
-_AGAIN_S = 2 * LOOK_S + 1.0
 _GONE = (None, LitAPIStatus.ERROR)
-
-
-@dataclass
-class _Pending:
-    records: list[bytes] | None
-    item: ResponseBufferItem
-    is_repeated: bool = False
 
 
 class Server(litserve.LitServer):
     """Replicas of a model, and the app that asks them.
 
     Args:
+        served: the first version of the model.
         replica: what each process runs.
         scaling: how many there are.
         timeout_s: until a request is given up.
+        start_timeout_s: until a replica must be ready.
         add_routes: puts the addresses on an app.
     """
 
     def __init__(
         self,
+        served: Served,
         replica: Replica,
         scaling: Scaling,
         timeout_s: float,
+        start_timeout_s: float,
         add_routes: Callable[[Any, Server], None],
     ):
         self._add_routes = add_routes
-        self._replica, self._timeout_s = replica, timeout_s
+        self._served, self._replica = served, replica
+        self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
         self._inside = 0
-        self._pending: dict[str, _Pending] = {}
         self._was_asked = False
+        self._replica_numbers = itertools.count()
+        self.versions = Versions()
         self._scaling, self._rule = scaling, Rule(scaling)
         self._is_stopped, self._is_over = threading.Event(), threading.Event()
         self._failure: Exception | None = None
@@ -75,7 +71,6 @@ class Server(litserve.LitServer):
             replica,
             accelerator="cpu",  # TensorFlow finds its devices itself.
             timeout=timeout_s,
-            restart_workers=True,  # So that a replica tells which requests it has taken.
             disable_openapi_url=True,
         )
 
@@ -86,7 +81,7 @@ class Server(litserve.LitServer):
         """Those of ``add_routes`` are all."""
 
     @contextlib.contextmanager
-    def started(self, timeout_s: float) -> Iterator[None]:
+    def started(self) -> Iterator[None]:
         """Encloses what needs the replicas: all are ready, and ended afterwards.
 
         Raises:
@@ -97,52 +92,53 @@ class Server(litserve.LitServer):
         # The process that holds the queue is to outlive what the whole group is sent.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            manager = self._init_manager(1)
+            self._manager = self._init_manager(1)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        self._fleet = Fleet(
-            *(self._launch, self._state_of, timeout_s),
-            leave_timeout_s=self._timeout_s + LOOK_S + _POLL_S,
-        )
         try:
-            self._fleet.start(self._scaling.first)
-            self._wait(timeout_s)
+            first = self.begin(1, self._served)
+            first.fleet.start(self._scaling.first)
+            self._wait(first.fleet)
+            self.switch(first)
             yield
         finally:
             self._end()
-            manager.shutdown()
+            self._manager.shutdown()
 
-    def _launch(self, number: int, door: Connection) -> Any:
-        replica = copy.copy(self._replica)
-        replica.door = door
-        self.workers_setup_status[_key(number)] = WorkerSetupStatus.STARTING
-        process = multiprocessing.get_context("spawn").Process(
-            target=inference_worker,
-            args=(
-                *(replica, "cpu", number, self._queue, self._transport),
-                *(self.workers_setup_status, self._callback_runner, self.restart_workers),
-            ),
-            name=f"replica-{number}",
+    def begin(self, number: int, served: Served) -> Version:
+        """Returns a new version, of which no replica is started until some are wanted."""
+        queue = self._manager.Queue()
+        fleet = Fleet(
+            *(functools.partial(self._launch, served, queue), self._state_of),
+            *(self._replica_numbers, self._start_timeout_s),
+            leave_timeout_s=self._timeout_s + LOOK_S + _POLL_S,
         )
+        version = Version(number, served, queue, fleet)
+        self.versions.present.append(version)
+        return version
+
+    def switch(self, version: Version) -> None:
+        """Has a version answer from now on."""
+        version.wanted = self._rule.replicas if self._scaling.is_scaled else None
+        self.versions.switch(version)
+
+    def _launch(self, served: Served, queue: Any, number: int, door: Connection) -> Any:
+        self.workers_setup_status[_key(number)] = WorkerSetupStatus.STARTING
+        told = self._transport, self.workers_setup_status, self._callback_runner
         try:
-            process.start()
+            return self._replica.of(served, door).started(number, queue, *told)
         except OSError as error:
             raise StartError(str(error)) from error
-        return process
 
     def _state_of(self, number: int) -> Any:
         return self.workers_setup_status[_key(number)]
 
-    @property
-    def _queue(self) -> Any:
-        return self._get_request_queue(self._replica.api_path)
-
-    def _wait(self, timeout_s: float) -> None:
+    def _wait(self, fleet: Fleet) -> None:
         wanted = self._scaling.first
-        while not self._is_stopped.is_set() and len(self._fleet.ready()) < wanted:
-            lost = self._fleet.look()
-            if lost or len(self._fleet.present()) < wanted:
-                late = f"one that is not, after {timeout_s:g} s"
+        while not self._is_stopped.is_set() and len(fleet.ready()) < wanted:
+            lost = fleet.look()
+            if lost or len(fleet.present()) < wanted:
+                late = f"one that is not, after {self._start_timeout_s:g} s"
                 found = late if lost and lost[0].is_late else "one that ended"
                 raise TfdistError(
                     "each replica must be ready before the server listens",
@@ -152,14 +148,21 @@ class Server(litserve.LitServer):
             time.sleep(_POLL_S)
 
     def _end(self) -> None:
-        # Without the process that holds the queue they are killed.
-        with contextlib.suppress(OSError, EOFError):
-            for _ in self._fleet.present():
-                self._queue.put(STOP)
-        self._fleet.end()
+        for version in self.versions.present:
+            # Without the process that holds the queue they are killed.
+            with contextlib.suppress(OSError, EOFError):
+                for _ in version.fleet.present():
+                    version.queue.put(STOP)
+        for version in self.versions.present:
+            version.fleet.end()
 
-    def serve(self, listening: socket.socket) -> None:
+    def serve(
+        self, listening: socket.socket, beside: Callable[[], Coroutine] | None = None
+    ) -> None:
         """Answers until a signal, ``stop``, or the loss of the last replica.
+
+        Args:
+            beside: what runs meanwhile; None: nothing.
 
         Raises:
             LaunchError: no replica is left.
@@ -174,6 +177,7 @@ class Server(litserve.LitServer):
             timeout_graceful_shutdown=_DRAIN_S,
         )
         self.app.response_queue_id = 0
+        self._beside = beside
         self._uvicorn = uvicorn.Server(config)
         self._uvicorn.run(sockets=[listening])
         self._is_over.clear()
@@ -200,20 +204,20 @@ class Server(litserve.LitServer):
         return self._is_stopped.is_set()
 
     @property
-    def replicas(self) -> int:
-        """How many processes answer."""
-        return len(self._fleet.ready())
-
-    @property
     def can_answer(self) -> bool:
         """Whether a replica answers, or one will."""
-        may_start = self._scaling.is_scaled and self._fleet.may_start
-        return may_start or bool(self._fleet.present())
+        return self.versions.current.can_answer
+
+    @property
+    def wanted(self) -> int:
+        """How many replicas a version must have to answer in the place of the current one."""
+        return max(1, self._rule.replicas) if self._scaling.is_scaled else self._scaling.first
 
     @property
     def waiting(self) -> int:
         """How many requests no replica has taken yet."""
-        return sum(p.item.worker_id is None for p in self._pending.values())
+        every = (p for version in self.versions.present for p in version.pending.values())
+        return sum(pending.item.worker_id is None for pending in every)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Any) -> AsyncIterator[None]:
@@ -239,27 +243,32 @@ class Server(litserve.LitServer):
         finally:
             self._inside -= 1
 
-    async def ask(self, records: list[bytes] | None) -> Any:
+    async def ask(self, records: list[bytes] | None, version: Version | None = None) -> Any:
         """Returns what a replica says of some records; of None, what its outputs are.
 
-        To be called within ``admitted``.
+        To be called within ``admitted``, where the current version is asked.
+
+        Args:
+            version: which alone is to answer; None: that which is current now, or a later one
+                should that lose all its replicas.
 
         Raises:
             UnavailableError: none can answer now, or not in time.
         """
         uid = str(uuid.uuid4())
-        pending = _Pending(records, ResponseBufferItem(asyncio.Event()))
-        self._pending[uid] = pending
-        self._was_asked = True
+        current = self.versions.current
+        pending = Pending(records, version or current, is_pinned=version is not None)
+        pending.version.pending[uid] = pending
+        self._was_asked |= pending.version is current
         self.response_buffer[uid] = pending.item
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._put(uid, records)
+                await self._put(uid, pending)
                 await pending.item.event.wait()
         except TimeoutError:
             raise UnavailableError(504, "no answer in time") from None
         finally:
-            del self._pending[uid], self.response_buffer[uid]
+            del pending.version.pending[uid], self.response_buffer[uid]
         assert pending.item.response is not None
         answer, status = pending.item.response
         if status != LitAPIStatus.OK:
@@ -271,66 +280,61 @@ class Server(litserve.LitServer):
             self.metrics.batches.add(rows)
         return found
 
-    async def _put(self, uid: str, records: list[bytes] | None) -> None:
-        await asyncio.to_thread(self._queue.put, (0, uid, time.monotonic(), records))
+    async def _put(self, uid: str, pending: Pending) -> None:
+        asked = 0, uid, time.monotonic(), pending.records
+        await asyncio.to_thread(pending.version.queue.put, asked)
 
     async def _watch(self) -> None:
         """Has the server end when it is to, or when nobody could."""
         try:
-            await self._look_after_replicas()
-        except Exception as error:
-            self._failure = error
+            async with asyncio.TaskGroup() as tasks:
+                beside = self._beside and tasks.create_task(self._beside())
+                await self._look_after_replicas()
+                if beside is not None:
+                    beside.cancel()
+        except* Exception as errors:
+            self._failure = errors.exceptions[0]
         self._uvicorn.should_exit = True
 
     async def _look_after_replicas(self) -> None:
         """Repeats once what a replica had when it ended; returns when none can answer."""
-        again_at = float("inf")
         # A signal may have come before uvicorn's own handlers were there.
         while self.can_answer and not self.is_stopped and not self._is_over.is_set():
-            lost = self._fleet.look()
-            for member in lost:
-                code = member.process.exitcode
-                _tell(f"replica {member.number} ended with code {code}; {self.replicas} left")
-            # For a look the queue may still hand a request to one that has ended.
-            had_requests = {member.number for member in lost if member.is_ready}
-            is_over = not had_requests and time.monotonic() > again_at
-            if had_requests or is_over or not self.can_answer:
-                again_at = float("inf") if is_over else time.monotonic() + _AGAIN_S
-                await self._repeat(had_requests)
             if self._scaling.is_scaled:
                 self._follow_load()
+            for version in list(self.versions.present):
+                await self._repeat(version, version.look())
+            self.versions.retire()
             await asyncio.sleep(_POLL_S)
 
     def _follow_load(self) -> None:
         before = self._rule.replicas
         # One that came and went since the last look counts, too.
-        ongoing = max(len(self._pending), int(self._was_asked))
+        ongoing = max(len(self.versions.current.pending), int(self._was_asked))
         self._was_asked = False
         wanted = self._rule.observe(time.monotonic(), ongoing)
         if wanted != before:
-            _tell(f"{before} to {wanted} replicas, for {self._rule.ongoing:.3g} requests at a time")
-        self._fleet.follow(wanted)
+            tell(f"{before} to {wanted} replicas, for {self._rule.ongoing:.3g} requests at a time")
+        self.versions.current.wanted = wanted
 
-    async def _repeat(self, lost: set[int]) -> None:
-        for uid, pending in list(self._pending.items()):
-            item = pending.item
-            # What none has told of may have been on its way to the lost one.
-            if item.event.is_set() or item.worker_id not in {None, *lost}:
+    async def _repeat(self, version: Version, requests: list[tuple[str, Pending]]) -> None:
+        for uid, pending in requests:
+            if uid not in version.pending or pending.item.event.is_set():  # Since it was looked at.
                 continue
-            if not self.can_answer or (pending.is_repeated and item.worker_id is not None):
-                item.response = _GONE
-                item.event.set()
+            home = version if version.can_answer else self.versions.current
+            was_taken = pending.item.worker_id is not None
+            may_move = home is version or not pending.is_pinned
+            if not (home.can_answer and may_move) or (pending.is_repeated and was_taken):
+                pending.item.response = _GONE
+                pending.item.event.set()
                 continue
-            pending.is_repeated |= item.worker_id is not None
-            item.worker_id = None
+            pending.is_repeated |= was_taken
+            pending.item.worker_id = None
+            home.pending[uid], pending.version = version.pending.pop(uid), home
             self.metrics.retried += 1
-            await self._put(uid, pending.records)
+            await self._put(uid, pending)
 
 
 def _key(number: int) -> str:
     """Returns what ``inference_worker`` calls the state of a replica."""
     return f"predict_{number}"
-
-
-def _tell(text: str) -> None:
-    print(f"tfdist: {text}", file=sys.stderr, flush=True)

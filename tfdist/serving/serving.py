@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tfdist.compat import follow_program
-from tfdist.errors import OptionError, package_missing
+from tfdist.errors import OptionError, RankFailedError, TfdistError, package_missing
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.cache import scratch_folder
 from tfdist.runs import ranks
-from tfdist.serving import gate
+from tfdist.serving import gate, watched
 from tfdist.serving.scaling import Scaling
 from tfdist.serving.served import Served
 from tfdist.strategies import spec_of
@@ -36,6 +36,7 @@ class Serving:
         timeout_s: until a request is given up.
         start_timeout_s: until the replicas must be ready.
         body_bytes: of a request, at most.
+        watch: a run folder or a file whose later versions are served, too; None: none are.
         token_file: whose first line clients must show; None: whoever asks is answered.
     """
 
@@ -50,6 +51,7 @@ class Serving:
     timeout_s: float
     start_timeout_s: float
     body_bytes: int
+    watch: Path | None
     token_file: Path | None
 
 
@@ -78,20 +80,37 @@ def carry_out(
         read_token(how.token_file)
     follow_program(os.environ, model_path.parts(served.model)[0], served.weights)
     with scratch_folder() as folder:
-        why = "--check 0" if how.check == 0 else gate.prepare(served, how.check, folder)
-        if why is not None:
+        # So that replicas which start later have the model that went through the gate.
+        first = replace(served, weights=watched.place_of(folder, 1, served.file))
+        mark = watched.copy(served.file, first.weights)
+        why = "--check 0" if how.check == 0 else gate.prepare(first, how.check, folder)
+        if why is None:
+            _expect(first, folder)
+        else:
             tell(f"nothing was compared with `tfdist predict`: {why}")
         config = {
             **vars(how),
             "scaling": vars(how.scaling),
             # Beside those of this program's own process, which has no model.
             "divided": {"strategy": how.strategy, "options": how.options},
-            "served": served.to_json(),
+            "served": first.to_json(),
+            "watch": how.watch and os.path.abspath(how.watch),
+            "mark": mark,
             "token_file": how.token_file and os.path.abspath(how.token_file),
             "gate": None if why else str(folder),
         }
         where = Where(strategy="single", options={}, stall_timeout_s=None)
         ranks.run(_PROGRAM, config, where, on_event)
+
+
+def _expect(served: Served, folder: Path) -> None:
+    """As ``gate.expect``; its errors are of the file that the user knows."""
+    try:
+        gate.expect(served, folder, served.weights.parent / watched.EXPECTED)
+    except RankFailedError:
+        raise
+    except TfdistError as error:
+        raise TfdistError(served.told(error)) from error
 
 
 def check_divides(strategy: str, options: dict[str, Any]) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 from fastapi import FastAPI
 
 from tfdist.compat import follow_program
+from tfdist.records.writing.instances import InstanceError
 from tfdist.serving.applications.hosting import Hosting
 from tfdist.serving.bodies import UnavailableError
-from tfdist.serving.instances import InstanceError
 from tfdist.serving.routes import Door, Routes
 from tfdist.training.engine import model_path
 

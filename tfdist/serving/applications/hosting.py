@@ -46,5 +46,6 @@ class Hosting:
         served = Served.from_json(told["served"])
         place, called = model_path.parts(served.model)
         model = f"{folder / place}:{called}" if place.endswith(".py") else served.model
-        served = replace(served, model=model, weights=folder / served.weights)
+        weights = folder / served.weights
+        served = replace(served, model=model, file=weights, weights=weights)
         return cls(**{**told, "served": served})

@@ -26,6 +26,7 @@ from tfdist.serving import gate
 from tfdist.serving.applications.hosting import MODEL, Hosting
 from tfdist.serving.scaling import LOOK_BACK_S, MOST_INSIDE, Scaling
 from tfdist.serving.served import Served
+from tfdist.serving.watched import EXPECTED
 from tfdist.training.engine import model_path
 
 _PROGRAM = "tfdist.serving.applications.rehearsal"
@@ -123,7 +124,8 @@ def _fill(written: Path, hosting: Hosting, folder: Path) -> None:
                 shutil.copyfile(file, target)
         model = f"{source.name}:{called}"
     shutil.copyfile(served.weights, files / served.weights.name)
-    there = replace(served, model=model, weights=Path(served.weights.name), trained_on=None)
+    weights = Path(served.weights.name)
+    there = replace(served, model=model, file=weights, weights=weights, trained_on=None)
     replace(hosting, served=there).write(files)
     (written / "app.py").write_text(_APP.format(name=served.name))
     (written / CONFIG).write_text(_HEAD + yaml.safe_dump(_schema(hosting, folder)))
@@ -154,6 +156,8 @@ def _rehearsed(served: Served, written: Path, check: int, tell: Callable[[str], 
         why = "--check 0" if check == 0 else gate.prepare(served, check, scratch)
         if why is not None:
             tell(f"nothing was compared with `tfdist predict`: {why}")
+        else:
+            gate.expect(served, scratch, scratch / EXPECTED)
         config = {"folder": str(written / MODEL), "gate": None if why else str(scratch)}
         ranks.run(_PROGRAM, config, Where(strategy="single", options={}), take)
     assert found

@@ -13,7 +13,9 @@ import uvicorn
 from tfdist.launch.events import emit
 from tfdist.runs import ranks
 from tfdist.serving.applications.hosted import Hosted
+from tfdist.serving.gate import Exam
 from tfdist.serving.program import through_gate
+from tfdist.serving.watched import EXPECTED
 
 
 class _Local:
@@ -40,8 +42,10 @@ def rehearse(config: dict[str, Any]) -> None:
     hosted = Hosted(Path(config["folder"]))
     compared = 0
     if config["gate"] is not None:
-        served = hosted.hosting.served
-        compared = through_gate(_Local(hosted.app), served, Path(config["gate"]), None)
+        gate = Path(config["gate"])
+        exam = Exam(gate, gate / EXPECTED)
+        through_gate(_Local(hosted.app), exam, hosted.hosting.served.name, None)
+        compared = len(exam.instances)
     emit({"event": "rehearsed", "compared": compared})
 
 

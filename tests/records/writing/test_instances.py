@@ -11,7 +11,7 @@ from PIL import Image
 import tfdist
 from tfdist.records.format.encoding import value_of
 from tfdist.records.format.manifest import load_manifest
-from tfdist.serving.instances import InstanceError, Limits, as_asked, records_of
+from tfdist.records.writing.instances import InstanceError, Limits, as_asked, records_of
 
 _ROWS = [
     {"age": 30, "size": 1.5, "city": "oslo", "on": "2024-01-01", "label": 0},
