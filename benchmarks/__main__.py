@@ -36,6 +36,7 @@ MODULES = (
     "pipeline",
     "federated",
     "tflite",
+    "serve",
     "survival",
 )
 

@@ -26,7 +26,8 @@ from litserve.utils import LitAPIStatus, ResponseBufferItem, WorkerSetupStatus
 from tfdist.errors import LaunchError, TfdistError
 from tfdist.serving.fleet import SIGNALS, Fleet, StartError
 from tfdist.serving.metrics import Metrics
-from tfdist.serving.replica import LOOK_S, STOP, Replica
+from tfdist.serving.queues import Sender, Together
+from tfdist.serving.replica import LOOK_S, Replica
 from tfdist.serving.scaling import Rule, Scaling
 
 _POLL_S = 0.1
@@ -107,6 +108,9 @@ class Server(litserve.LitServer):
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             manager = self._init_manager(1)
+            self._queue = manager.Requests()
+            self._sender = Sender(self._queue)
+            self._transport = Together(self._transport)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self._fleet = Fleet(
@@ -142,10 +146,6 @@ class Server(litserve.LitServer):
     def _state_of(self, number: int) -> Any:
         return self.workers_setup_status[_key(number)]
 
-    @property
-    def _queue(self) -> Any:
-        return self._get_request_queue(self._replica.api_path)
-
     def _wait(self, timeout_s: float) -> None:
         wanted = self._scaling.first
         while not self._is_stopped.is_set() and len(self._fleet.ready()) < wanted:
@@ -163,8 +163,7 @@ class Server(litserve.LitServer):
     def _end(self) -> None:
         # Without the process that holds the queue they are killed.
         with contextlib.suppress(OSError, EOFError):
-            for _ in self._fleet.present():
-                self._queue.put(STOP)
+            self._queue.close()
         self._fleet.end()
 
     def serve(self, listening: socket.socket) -> None:
@@ -281,7 +280,7 @@ class Server(litserve.LitServer):
         return found
 
     async def _put(self, uid: str, records: list[bytes] | None) -> None:
-        await asyncio.to_thread(self._queue.put, (0, uid, time.monotonic(), records))
+        await self._sender.put((0, uid, time.monotonic(), records))
 
     async def _watch(self) -> None:
         """Has the server end when it is to, or when nobody could."""
