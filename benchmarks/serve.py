@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ _ENVIRON = {
 
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    """Returns rows of work, baseline, ours, ratio and target: requests/s, ms of p99, and MB."""
+    """Returns rows of work, baseline, ours, ratio and target: requests/s, ms, MB."""
     python = apart.python_with("locust", *_LOCUST)
     rows = []
     with tempfile.TemporaryDirectory(prefix="tfdist-serve-") as name:
@@ -67,10 +67,17 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What clients met: seconds of each request, and requests/s of all."""
+    """What clients met, and what it took.
+
+    Attributes:
+        seconds: of each request.
+        per_s: requests/s of all clients.
+        cpu_s: processor time of the server's processes for a request.
+    """
 
     seconds: list[float]
     per_s: float
+    cpu_s: float
 
     def ms(self, share: float) -> float:
         return float(np.quantile(self.seconds, share) * 1000)
@@ -84,11 +91,12 @@ class _Load:
     body: Path
     seconds: float
 
-    def on(self, url: str, clients: int, seconds: float | None = None) -> _Asked:
+    def on(self, server: _Server, clients: int, seconds: float | None = None) -> _Asked:
         seconds = seconds or self.seconds
         program = _PROGRAMS / "serve_load.py"
+        pids = [str(process.pid) for process in server.processes()]
         done = subprocess.run(
-            [self.python, program, url, self.body, str(clients), str(seconds)],
+            [self.python, program, server.url, self.body, str(clients), str(seconds), *pids],
             env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -99,8 +107,8 @@ class _Load:
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
         found = json.loads(done.stdout.splitlines()[-1])
-        assert not found["failed"], found["failed"]
-        return _Asked(found["latencies"], len(found["latencies"]) / found["seconds"])
+        asked = found["latencies"]
+        return _Asked(asked, len(asked) / found["seconds"], found["cpu_s"] / len(asked))
 
 
 class _Server:
@@ -217,7 +225,7 @@ def _compared(
         for _ in range(rounds):
             for name, server in servers.items():
                 with server.awake():
-                    found[name].append(load.on(server.url, clients))
+                    found[name].append(load.on(server, clients))
         for name, target in _TARGETS.items():
             work = f"serve {kind}, {clients} client{'s' * (clients > 1)}"
             rows += _rows(work, name, found[name], found[_OURS], target, clients == _MANY)
@@ -232,44 +240,40 @@ def _rows(
     target: float | None,
     many: bool,
 ) -> list[dict[str, Any]]:
-    """Returns the rows of requests/s, and of p50 and p99, of which less is better."""
-    speeds = [(by_hand.per_s, own.per_s) for by_hand, own in zip(theirs, ours, strict=True)]
-    rows = [_row(f"{work}: requests/s, {name}", speeds, speeds, target if many else None)]
-    for share in (0.5, 0.99):
-        ms = [(a.ms(share), b.ms(share)) for a, b in zip(theirs, ours, strict=True)]
-        is_goal = many and share == 0.99 and name == "FastAPI, predict"
-        inverse = [(own, by_hand) for by_hand, own in ms]
+    """Returns the rows of requests/s, and of what less is better of: latency, processor time."""
+    p99_target = 1.0 if many and name == "FastAPI, predict" else None
+    figures: tuple[tuple[str, Callable[[_Asked], float], float | None], ...] = (
+        ("requests/s", lambda asked: asked.per_s, target if many else None),
+        ("ms of p50", lambda asked: asked.ms(0.5), None),
+        ("ms of p99", lambda asked: asked.ms(0.99), p99_target),
+        ("ms of processor", lambda asked: asked.cpu_s * 1000, None),
+    )
+    rows = []
+    for what, figure, least in figures:
+        pairs = [(figure(a), figure(b)) for a, b in zip(theirs, ours, strict=True)]
+        ratios = [own / by_hand for by_hand, own in pairs]
+        if what != "requests/s":
+            ratios = [1 / ratio for ratio in ratios]
         rows.append(
-            _row(f"{work}: ms of p{share * 100:.0f}, {name}", ms, inverse, 1.0 if is_goal else None)
+            {
+                "work": f"{work}: {what}, {name}",
+                "baseline": round(statistics.median(by_hand for by_hand, _ in pairs), 2),
+                "ours": round(statistics.median(own for _, own in pairs), 2),
+                "ratio": round(statistics.median(ratios), 3),
+                "ratios": [round(ratio, 3) for ratio in ratios],
+                "target": least,
+            }
         )
     return rows
-
-
-def _row(
-    work: str,
-    pairs: list[tuple[float, float]],
-    better: list[tuple[float, float]],
-    target: float | None,
-) -> dict[str, Any]:
-    """Returns a row of figures by hand and ours, whose ratios are those of ``better``."""
-    ratios = [ours / by_hand for by_hand, ours in better]
-    return {
-        "work": work,
-        "baseline": round(statistics.median(by_hand for by_hand, _ in pairs), 2),
-        "ours": round(statistics.median(ours for _, ours in pairs), 2),
-        "ratio": round(statistics.median(ratios), 3),
-        "ratios": [round(ratio, 3) for ratio in ratios],
-        "target": target,
-    }
 
 
 def _growth(server: _Server, load: _Load, requests: int) -> dict[str, Any]:
     """Returns the row of the memory of all processes, before and after many requests."""
     with server.awake():
-        per_s = load.on(server.url, _MANY).per_s
+        per_s = load.on(server, _MANY).per_s
         before, asked = server.memory(), 0
         while asked < requests:
-            asked += len(load.on(server.url, _MANY, max(1.0, (requests - asked) / per_s)).seconds)
+            asked += len(load.on(server, _MANY, max(1.0, (requests - asked) / per_s)).seconds)
         after = server.memory()
     return {
         "work": f"serve table: MB after {requests:,} requests",

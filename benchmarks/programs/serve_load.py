@@ -1,7 +1,8 @@
-"""Load by locust: ``serve_load.py URL BODY_FILE CLIENTS SECONDS``, each client asks again at once.
+"""Load by locust: ``serve_load.py URL BODY_FILE CLIENTS SECONDS PID...``, without a pause.
 
-Runs in locust's own environment, so it imports nothing of this project. Prints the seconds of each
-request that was answered with 200, the number of the others, and the seconds that it took.
+Runs in locust's own environment, so it imports nothing of this project. Prints, from when all
+clients ask, the seconds of each request, how long that was, and the processor time of the server's
+processes. A request that is answered with anything but 200 is an error.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import gevent
+import psutil
 from locust import FastHttpUser, task
 from locust.env import Environment
 
 _URL, _BODY, _CLIENTS, _SECONDS = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+_SERVER = [psutil.Process(int(pid)) for pid in sys.argv[5:]]
 _CONTENT = Path(_BODY).read_bytes()
 
 
@@ -26,6 +29,10 @@ class Client(FastHttpUser):
     @task
     def ask(self) -> None:
         self.client.post(_URL, data=_CONTENT, headers={"Content-Type": "application/json"})
+
+
+def _cpu_s() -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in _SERVER)
 
 
 def main() -> None:
@@ -46,12 +53,15 @@ def main() -> None:
         assert not failed, failed[0]
         gevent.sleep(0.01)
     # Connections are made now.
-    found.clear()
-    begun = time.perf_counter()
+    before, begun, cpu_s = len(found), time.perf_counter(), _cpu_s()
     gevent.sleep(_SECONDS)
-    seconds, answered = time.perf_counter() - begun, list(found)
+    while len(found) == before:
+        gevent.sleep(0.01)
+    took = {"seconds": time.perf_counter() - begun, "cpu_s": _cpu_s() - cpu_s}
+    latencies = found[before:]
+    assert not failed, failed[0]
     runner.quit()
-    print(json.dumps({"latencies": answered, "failed": len(failed), "seconds": seconds}))
+    print(json.dumps({"latencies": latencies, **took}))
 
 
 if __name__ == "__main__":
