@@ -38,7 +38,7 @@ _OURS = "tfdist serve"
 _TARGETS = {"FastAPI, predict": 3.0, "FastAPI, tf.function": None, "LitServe": 0.95}
 _CLIENTS = (1, 8, 64)
 _MANY = 64
-_START_S, _END_S = 120.0, 10.0
+_START_S, _END_S = 400.0, 10.0
 _GROWTH_REQUESTS, _GROWTH_TARGET = 100_000, 0.95
 _MB = 1e6
 # The Keras of tfdist for all.
