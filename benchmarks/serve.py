@@ -204,9 +204,11 @@ def _serving(folder: Path, kind: str) -> Iterator[dict[str, _Server]]:
             path, command = _commands(folder, kind, port)[name]
             server = _Server(command, f"http://127.0.0.1:{port}{path}", folder / f"{port}.log")
             ends.callback(server.end)
-            server.wait(folder / f"{kind}.json")
-            server.tell(signal.SIGSTOP)
             servers[name] = server
+        for server in servers.values():
+            server.wait(folder / f"{kind}.json")
+        for server in servers.values():
+            server.tell(signal.SIGSTOP)
         yield servers
 
 
