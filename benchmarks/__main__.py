@@ -36,6 +36,7 @@ MODULES = (
     "pipeline",
     "federated",
     "tflite",
+    "serve",
     "survival",
 )
 
@@ -81,7 +82,8 @@ def main(quick: bool, only: tuple[str, ...]) -> None:
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table(
-        title="by hand and with tfdist: records/s, steps/s, s or MB", title_justify="left"
+        title="by hand and with tfdist: records/s, steps/s, requests/s, s, ms or MB",
+        title_justify="left",
     )
     table.add_column("work", overflow="fold")
     for name in ("hand-written", "tfdist", "ratio", "target", "met"):

@@ -39,7 +39,7 @@ class _Server:
 
 
 class _Served:
-    name = "model"
+    name, schema = "model", SimpleNamespace(features=())
 
 
 def test_a_gate_that_fails_in_any_way_lets_nobody_in():

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import io
 import itertools
+import json
+import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -66,15 +70,21 @@ def _until(client, wanted: int) -> None:
         time.sleep(0.1)
 
 
+def _asked() -> dict:
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((4, 5, 3), np.uint8)).save(file, "PNG")
+    return {"instances": [{"b64": base64.b64encode(file.getvalue()).decode()}]}
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.honest_start
 def test_replicas_come_and_go_with_the_load_and_no_request_fails(run_folder, serving, tmp_path):
     """None, one, two, one that is killed and replaced, none; each request is answered."""
     options = ("--min-replicas", "0", "--max-replicas", "2", "--target-requests", "2", "--check")
     delays = ("0", "--up-delay-s", "0.2", "--down-delay-s", "1", "--timeout-s", "300")
-    file = io.BytesIO()
-    Image.fromarray(np.zeros((4, 5, 3), np.uint8)).save(file, "PNG")
-    asked = {"instances": [{"b64": base64.b64encode(file.getvalue()).decode()}]}
+    # So long that clients, however slow, spend their time in waiting for answers.
+    delays += ("--batch-wait-ms", "200")
+    asked = _asked()
     with serving(run_folder, tmp_path / "log", *options, *delays) as client:
         _until(client, 0)
         assert client.get("/readyz")[0] == 200
@@ -110,6 +120,60 @@ def test_replicas_come_and_go_with_the_load_and_no_request_fails(run_folder, ser
         assert "1 to 0 replicas" in text
         assert "1 to 2 replicas" in text
         assert "ended with code -9" in text
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.honest_start
+def test_a_step_from_1_to_64_clients_and_back_changes_replicas_as_told(
+    run_folder, serving, tmp_path
+):
+    options = ("--max-replicas", "2", "--up-delay-s", "1", "--down-delay-s", "2", "--check", "0")
+    options += ("--target-requests", "4", "--max-batch", "128", "--batch-wait-ms", "300")
+    body = json.dumps(_asked()).encode()
+    with serving(run_folder, tmp_path / "log", *options, "--timeout-s", "300") as client:
+        found, one_is_over, many_are_over = [], threading.Event(), threading.Event()
+
+        def ask(is_over: threading.Event) -> None:
+            address = client.address.removeprefix("http://")
+            connection = http.client.HTTPConnection(address, timeout=310)
+            while not is_over.is_set():
+                connection.request("POST", "/v1/models/lights:predict", body)
+                response = connection.getresponse()
+                found.append((response.status, response.read()))
+            connection.close()
+
+        with ThreadPoolExecutor(64) as clients:
+            asking = [clients.submit(ask, one_is_over)]
+            try:
+                _until_answered(found, 20)
+                assert _replicas(client) == 1
+                asking += [clients.submit(ask, many_are_over) for _ in range(63)]
+                _until(client, 2)
+                _until_answered(found, len(found) + 1000)
+                assert _replicas(client) == 2
+                many_are_over.set()
+                _until(client, 1)
+                _until_answered(found, len(found) + 20)
+            finally:
+                one_is_over.set()
+                many_are_over.set()
+        for each in asking:
+            each.result()
+        assert {status for status, _ in found} == {200}
+        rows = [json.loads(answer)["predictions"] for _, answer in found]
+        np.testing.assert_allclose(rows, rows[:1] * len(rows), atol=1e-6)
+        told = re.findall(r"(\d) to (\d) replicas, for ([\d.e+]+) requests", client.log.read_text())
+        assert [(before, after) for before, after, _ in told] == [("1", "2"), ("2", "1")]
+        up, down = (float(requests) for *_, requests in told)
+        assert down <= 4 < up
+
+
+def _until_answered(found: list, count: int) -> None:
+    deadline = time.monotonic() + 300
+    while len(found) < count:
+        assert time.monotonic() < deadline, found[-1:]
+        time.sleep(0.01)
 
 
 class _Process:

@@ -5,8 +5,9 @@ The three know nothing of HTTP or of LitServe: whatever brings requests stands o
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,25 +56,26 @@ class Handler:
         self._max_rows = max_rows
         # Before TensorFlow is first used, and until this process ends: its devices are the model's.
         divides = None if strategy == "single" else tfdist.strategy(strategy, **options).__enter__()
-        spec, zeros = batch_spec(served.schema), _zeros(served)
+        zeros, decode = _zeros(served), make_decoder(served.schema, None)
         if divides is None:
             self._model = trained(served)
-            self._predict = tf.function(
-                self._model.predict_step, input_signature=[spec], autograph=False
-            )
+            outputs = self._model.predict_step(zeros)
+            # One graph of all: a small model takes less than to call a second one.
+            self._predict = _graph(lambda records: self._model.predict_step(decode(records)))
+            # Optimized here, and not while somebody waits; what takes no rows, when they come.
+            with contextlib.suppress(tf.errors.OpError):
+                self._predict(tf.constant([], tf.string))
         else:
             self._model = divides.build(model_path.load(served.model))
             build_now(self._model, _arrays(zeros))
-            self._predict = self._predict_divided
             load(self._model, str(served.weights))
-        decode = make_decoder(served.schema, None)
-        self._decode = tf.function(
-            decode, input_signature=[tf.TensorSpec((None,), tf.string)], autograph=False
-        )
+            self._decode = _graph(decode)
+            self._predict = self._predict_divided
+            outputs = self._model.predict(_arrays(zeros), self._max_rows, verbose=0)
         #: Output -> shape of a row, and dtype.
         self.outputs = {
             name: (list(rows.shape[1:]), rows.dtype.name)
-            for name, rows in self._outputs(self._predict(zeros)).items()
+            for name, rows in self._outputs(outputs).items()
         }
 
     def predict(self, requests: Sequence[Sequence[bytes]]) -> list[Answer]:
@@ -101,15 +103,22 @@ class Handler:
         for piece in np.array_split(
             np.array(records, object), math.ceil(len(records) / self._max_rows)
         ):
-            pieces.append(self._outputs(self._predict(self._decode(tf.constant(piece)))))
+            pieces.append(self._outputs(self._predict(tf.constant(piece))))
         return {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
 
-    def _predict_divided(self, batch: Any) -> Any:
+    def _predict_divided(self, records: Any) -> Any:
         """Returns what the loop of ``tfdist predict`` does, which fills microbatches and shares."""
-        return self._model.predict(_arrays(batch), batch_size=self._max_rows, verbose=0)
+        batch = _arrays(self._decode(records))
+        return self._model.predict(batch, batch_size=self._max_rows, verbose=0)
 
     def _outputs(self, found: Any) -> dict[str, np.ndarray]:
         return named_outputs(self._model, _arrays(found))
+
+
+def _graph(function: Callable[[Any], Any]) -> Any:
+    """Returns a function of serialised records, traced for any number of them."""
+    spec = tf.TensorSpec((None,), tf.string)
+    return tf.function(function, input_signature=[spec], autograph=False).get_concrete_function()
 
 
 def _arrays(tensors: Any) -> Any:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any
 
 import litserve
@@ -18,12 +19,10 @@ from tfdist.errors import TfdistError
 from tfdist.records.writing.instances import InstanceError
 from tfdist.serving.served import Served
 
-#: What ends a replica: LitServe's own sentinel.
-STOP = (None, None, None, None)
+# What ends LitServe's loop: its own sentinel.
+_STOP = (None, None, None, None)
 #: How long a replica waits at the queue at a time.
 LOOK_S = 1.0
-# Less is over before anybody has looked.
-_SHORTEST_WAIT_S = 1e-4
 
 
 class Replica(litserve.LitAPI):
@@ -38,8 +37,10 @@ class Replica(litserve.LitAPI):
     def __init__(
         self, max_batch: int, batch_wait_s: float, strategy: str, options: Mapping[str, Any]
     ):
-        wait_s = batch_wait_s if batch_wait_s >= _SHORTEST_WAIT_S else 0.0
-        super().__init__(max_batch_size=max_batch, batch_timeout=wait_s, loop=Batches())
+        # What was taken together is there at once: nothing is waited for but at the queue.
+        super().__init__(max_batch_size=max_batch, batch_timeout=0.0, loop=Batches())
+        #: See ``Requests.take``.
+        self.batch_bounds = max_batch, LOOK_S, batch_wait_s
         self._strategy, self._options = strategy, options
 
     def of(self, served: Served, door: Connection) -> Replica:
@@ -105,40 +106,23 @@ class Replica(litserve.LitAPI):
 
 
 class Batches(BatchedLoop):
-    """LitServe's batches, whose time begins with their first request; idle, it sleeps.
+    """LitServe's batches, each of which is taken, and answered, by one message; idle, it sleeps.
 
     Between two of them it looks at its door.
     """
 
     def get_batch_requests(self, lit_api: Any, request_queue: Any, transport: Any) -> Any:
-        first = None
-        while first is None:
+        transport.flush()  # The answers of the batch before.
+        taken: list[Any] | None = []
+        while taken == []:
             try:
                 is_leaving = lit_api.door.poll()
-                first = STOP if is_leaving else self.get_request(request_queue, timeout=LOOK_S)
+                taken = None if is_leaving else request_queue.take(*lit_api.batch_bounds)
             except (EOFError, OSError):  # The server is no more.
-                first = STOP
-        ahead = _Ahead(first, request_queue)
-        while True:
-            found = super().get_batch_requests(lit_api, ahead, transport)
-            # LitServe takes nothing where its time was over before its first look.
-            if not ahead.has_taken:
-                return found
-
-
-class _Ahead:
-    """A queue of which the first item has been taken."""
-
-    def __init__(self, first: Any, queue: Any):
-        self._taken, self._queue = [first], queue
-
-    @property
-    def has_taken(self) -> bool:
-        """Whether that item is still here."""
-        return bool(self._taken)
-
-    def get(self, timeout: float) -> Any:
-        return self._taken.pop() if self._taken else self._queue.get(timeout=timeout)
-
-    def get_nowait(self) -> Any:
-        return self._taken.pop() if self._taken else self._queue.get_nowait()
+                taken = None
+        batch = SimpleQueue()
+        for request in [_STOP] if taken is None else taken:
+            batch.put(request)
+        found = super().get_batch_requests(lit_api, batch, transport)
+        transport.flush()  # Which requests this replica has.
+        return found

@@ -39,6 +39,8 @@ _POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+# Of a request, or of an answer, which is made at once.
+_SMALL_BYTES = 4096
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -77,6 +79,7 @@ class Routes:
 
     def __init__(self, served: Served, door: Door):
         self._served, self._door = served, door
+        self._has_photos = any(feature.is_image for feature in served.schema.features)
 
     def add(self, app: Any, asked: Model) -> None:
         """Puts them on ``app``, of Starlette or FastAPI; ``asked`` is asked."""
@@ -116,14 +119,15 @@ class Routes:
     async def _predicted(self, request: Request) -> Response:
         body = await read_body(request, self._door.body_bytes, self._door.body_s)
         content_type = request.headers.get("content-type", "")
-        # A large body takes its time, in which others are answered.
-        records, is_columnar = await asyncio.to_thread(self._decoded, body, content_type)
+        # A large body takes its time, in which others are answered, and so does any photo.
+        is_small = len(body) <= _SMALL_BYTES and not self._has_photos
+        records, is_columnar = await _done(is_small, self._decoded, body, content_type)
         found, _ = await self._ask(records, request.path_params.get("number"))
         if isinstance(found, str):
             raise RefusedError(400, found)
-        return Response(
-            await asyncio.to_thread(_encoded, found, is_columnar), media_type="application/json"
-        )
+        is_small = sum(rows.nbytes for rows in found.values()) <= _SMALL_BYTES
+        answer = await _done(is_small, _encoded, found, is_columnar)
+        return Response(answer, media_type="application/json")
 
     def _decoded(self, body: bytes, content_type: str) -> tuple[list[bytes], bool]:
         asked = asked_in(body, content_type, self._served.schema)
@@ -249,6 +253,13 @@ class ServerRoutes(Routes):
 
 def _not_served(number: int | None) -> RefusedError:
     return RefusedError(404, f"version {number} of the model is not served")
+
+
+async def _done(is_small: bool, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns what a function does: here where it takes less than to hand it to a thread."""
+    if is_small:
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
 
 
 def _encoded(found: dict[str, Any], is_columnar: bool) -> bytes:

@@ -24,7 +24,8 @@ from tfdist.errors import LaunchError, TfdistError
 from tfdist.serving.bodies import UnavailableError
 from tfdist.serving.fleet import SIGNALS, Fleet, StartError
 from tfdist.serving.metrics import Metrics
-from tfdist.serving.replica import LOOK_S, STOP, Replica
+from tfdist.serving.queues import Together
+from tfdist.serving.replica import LOOK_S, Replica
 from tfdist.serving.scaling import MOST_INSIDE, Rule, Scaling
 from tfdist.serving.served import Served
 from tfdist.serving.versions import Pending, Version, Versions, tell
@@ -93,6 +94,7 @@ class Server(litserve.LitServer):
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             self._manager = self._init_manager(1)
+            self._transport = Together(self._transport)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         try:
@@ -107,7 +109,7 @@ class Server(litserve.LitServer):
 
     def begin(self, number: int, served: Served) -> Version:
         """Returns a new version, of which no replica is started until some are wanted."""
-        queue = self._manager.Queue()
+        queue = self._manager.Requests()
         fleet = Fleet(
             *(functools.partial(self._launch, served, queue), self._state_of),
             *(self._replica_numbers, self._start_timeout_s),
@@ -151,8 +153,7 @@ class Server(litserve.LitServer):
         for version in self.versions.present:
             # Without the process that holds the queue they are killed.
             with contextlib.suppress(OSError, EOFError):
-                for _ in version.fleet.present():
-                    version.queue.put(STOP)
+                version.queue.close()
         for version in self.versions.present:
             version.fleet.end()
 
@@ -281,8 +282,7 @@ class Server(litserve.LitServer):
         return found
 
     async def _put(self, uid: str, pending: Pending) -> None:
-        asked = 0, uid, time.monotonic(), pending.records
-        await asyncio.to_thread(pending.version.queue.put, asked)
+        await pending.version.sender.put((0, uid, time.monotonic(), pending.records))
 
     async def _watch(self) -> None:
         """Has the server end when it is to, or when nobody could."""

@@ -15,6 +15,7 @@ from typing import Any
 from litserve.utils import ResponseBufferItem
 
 from tfdist.serving.fleet import Fleet
+from tfdist.serving.queues import Sender
 from tfdist.serving.replica import LOOK_S
 from tfdist.serving.served import Served
 
@@ -63,11 +64,13 @@ class Version:
         state: which a status tells.
         error: why it is not served.
         wanted: how many replicas there are to be; None: a lost one is not replaced.
+        sender: puts requests into the queue.
         pending: the requests that it has.
     """
 
     def __init__(self, number: int, served: Served, queue: Any, fleet: Fleet):
         self.number, self.served, self.queue, self.fleet = number, served, queue, fleet
+        self.sender = Sender(queue)
         self.state, self.error = State.LOADING, ""
         self.wanted: int | None = None
         self.pending: dict[str, Pending] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 
 import pytest
 from PIL import Image
@@ -11,6 +12,7 @@ from PIL import Image
 import tfdist
 from tfdist.records.format.encoding import value_of
 from tfdist.records.format.manifest import load_manifest
+from tfdist.records.writing import instances
 from tfdist.records.writing.instances import InstanceError, Limits, as_asked, records_of
 
 _ROWS = [
@@ -74,6 +76,26 @@ def test_an_odd_value_in_any_column_is_one_line_that_can_be_sent(schema):
         records_of(schema, [good | {"city": "paris"}], Limits())
     with pytest.raises(InstanceError, match="as the first one is"):
         records_of(schema, [good, 1], Limits())
+
+
+def test_plain_rows_are_the_same_bytes_the_quick_way(tmp_path):
+    """As a table they are looked at column by column; whatever is not plain is left to that."""
+    lines = [json.dumps({"a": n / 7, "b": n, "city": "xyz"[n % 3], "label": 0}) for n in range(9)]
+    (tmp_path / "table.jsonl").write_text("\n".join(lines))
+    tfdist.records.write(tmp_path / "table.jsonl", tmp_path / "data", split="train=1")
+    schema = as_asked(load_manifest(tmp_path / "data").schema.of_role("input"))
+    rng = random.Random(0)
+    numbers = [0, -3, 2**53, 0.1, -0.0, 3.4028234e38, 1e-42, 16777217]
+    rows = [{"a": rng.choice(numbers), "b": rng.gauss(0, 1e3), "city": c} for c in "xyz" * 30]
+    rows[5] |= {"more": "is left aside"}
+    for count in (1, 90):
+        assert instances._of_plain_rows(schema, rows[:count]) == instances._of_rows(
+            schema, rows[:count]
+        )
+    for odd in (None, True, "1", 2**53 + 1, 10**400, float("nan"), float("inf"), 1e39, [1.0]):
+        assert instances._of_plain_rows(schema, [rows[0], rows[1] | {"a": odd}]) is None
+    for other in ({}, 1, rows[0] | {"city": "w"}, rows[0] | {"city": 1}):
+        assert instances._of_plain_rows(schema, [rows[0], other]) is None
 
 
 def test_text_of_a_table_is_its_bytes_and_half_a_surrogate_is_refused(tmp_path):

@@ -26,6 +26,9 @@ B64 = "b64"
 # What a photo may be: Pillow reads many more formats, some by other programs.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 
+# Whole numbers beyond are no float64, and are rounded otherwise from it to float32.
+_MOST_EXACT = 2**53
+
 
 class InstanceError(Exception):
     """An instance that is not what the model takes. The message is one line, for its sender."""
@@ -101,7 +104,7 @@ def records_of(schema: Schema, instances: Sequence[Any], limits: Limits) -> list
             f"a request must have 1 to {limits.instances} instances, but has {len(instances)}"
         )
     if _are_rows(schema, instances):
-        return _of_rows(schema, instances)
+        return _of_plain_rows(schema, instances) or _of_rows(schema, instances)
     records, pixels = [], _Pixels(limits)
     for number, instance in enumerate(instances):
         try:
@@ -116,6 +119,41 @@ def _are_rows(schema: Schema, instances: Sequence[Any]) -> bool:
     first = instances[0]
     is_other = isinstance(first, Mapping) and set(first) != names and B64 not in first
     return is_other and all(map(columns_in, schema.features))
+
+
+def _of_plain_rows(schema: Schema, rows: Sequence[Any]) -> list[bytes] | None:
+    """Returns what ``_of_rows`` does of rows of numbers and categories alone; None of others.
+
+    To look at a table takes ten times as long as a small model.
+    """
+    records = []
+    for row in rows:
+        if not isinstance(row, Mapping):
+            return None
+        values = {feature: _plain(feature, row) for feature in schema.features}
+        if any(value is None for value in values.values()):
+            return None
+        records.append(example_of(values))
+    return records
+
+
+def _plain(feature: Feature, row: Mapping[str, Any]) -> np.ndarray | None:
+    """Returns the value of a feature where its columns hold what needs no second look."""
+    values = [row.get(name) for name in columns_in(feature)]
+    if feature.classes is not None:
+        (name,) = values
+        is_known = type(name) is str and name in feature.classes
+        return np.asarray(feature.classes.index(name)) if is_known else None
+    are_numbers = all(
+        type(value) is float or (type(value) is int and abs(value) <= _MOST_EXACT)
+        for value in values
+    )
+    if feature.dtype != "float32" or feature.shape != (len(values),) or not are_numbers:
+        return None
+    numbers = np.array(values, np.float64)
+    # Not so of what is no number, either.
+    is_within = (np.abs(numbers) <= np.finfo(np.float32).max).all()
+    return numbers.astype(np.float32) if is_within else None
 
 
 def _of_rows(schema: Schema, rows: Sequence[Any]) -> list[bytes]:
