@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import psutil
 import pytest
@@ -39,6 +40,24 @@ class Sink:
 
     def run(self, job: Job) -> supervisor.Outcome:
         return supervisor.run(job, on_line=self.on_line, on_event=self.on_event)
+
+
+def test_another_thread_may_have_a_job_ended():
+    stop = threading.Event()
+    code = "from tfdist.launch.events import emit; import os, time; "
+    code += "emit({'event': 'here', 'pid': os.getpid()}); time.sleep(90)"
+    job = dataclasses.replace(local.job(python(code)), stop=stop)
+    pids = []
+
+    def take(rank: int, event: dict) -> None:
+        if event["event"] == "here":
+            pids.append(event["pid"])
+            stop.set()
+
+    with pytest.raises(SystemExit):
+        supervisor.run(job, on_line=Sink().on_line, on_event=take)
+    assert len(pids) == 1
+    assert not psutil.pid_exists(pids[0])
 
 
 RANK = "import os, sys, time; from tfdist import topology; rank = topology.current().rank; "

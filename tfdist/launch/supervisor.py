@@ -65,6 +65,7 @@ class Job:
             checkpoint) ``start_timeout_s`` is added.
         elasticity: of a job that goes on when ranks are lost; None where each is needed.
         is_local: whether its ranks have nobody to talk to on other machines.
+        stop: what another thread sets to have it ended, as Ctrl-C reaches the main thread alone.
     """
 
     command: list[str]
@@ -76,6 +77,7 @@ class Job:
     stall_timeout_s: float | None = None
     elasticity: Elasticity | None = None
     is_local: bool = False
+    stop: threading.Event | None = None
 
 
 @dataclass
@@ -115,7 +117,7 @@ def run(
             elastic job are left. All of it has been ended.
         KeyboardInterrupt: Ctrl-C. All of it has been ended.
         SystemExit: with code 143, on SIGTERM, when ranks that keep checkpoints have had the time
-            for one. All of it has been ended.
+            for one; or by ``Job.stop``. All of it has been ended.
     """
     watch = _Watch(job, on_line, on_event or (lambda rank, event: None))
     try:
@@ -198,6 +200,8 @@ class _Watch:
                         selector.unregister(key.fileobj)
                 if not ready and guard.poll() is not None:
                     break  # a process that the guard could not end may hold the pipes open
+                if self._job.stop is not None and self._job.stop.is_set():
+                    sys.exit(128 + signal.SIGTERM)
                 self._look(guard.pid)
                 self._check_deadlines()
                 self._check_last_call()

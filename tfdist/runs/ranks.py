@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -90,6 +91,7 @@ def run(
     *,
     max_restarts: int = 0,
     on_restart: Callable[[int, str], None] = lambda number, reason: None,
+    stop: threading.Event | None = None,
 ) -> None:
     """Runs ``python -m module CONFIG`` on every rank, to the end.
 
@@ -101,6 +103,7 @@ def run(
             tfdist prints on one, and "restart".
         max_restarts: see ``tfdist.launch.restarts``.
         on_restart: called with the number of a restart and the reason for it.
+        stop: see ``Job``.
 
     Raises:
         TfdistError: a rank met a mistake of the user's, which no restart mends; the message is the
@@ -115,6 +118,7 @@ def run(
         told = config | {"strategy": where.strategy, "options": where.options}
         told |= {"resume": True} if attempt else {}
         job = where.job([sys.executable, "-m", module, json.dumps(told)])
+        job = replace(job, stop=stop)
         # TensorFlow reports missing CUDA libraries as errors; what matters it raises.
         job.env.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         job.env[_IS_RANK] = "1"
