@@ -37,7 +37,7 @@ def command(output: Path, *, overwrite: bool) -> None:
     from tfdist.runs import prediction_parts
 
     # A file of predictions has a suffix, by which its kind is chosen.
-    if shard_parts.folders_of(output) or not output.suffix:
+    if shard_parts.folders_of(output.resolve()) or not output.suffix:
         if overwrite:
             raise OptionError(
                 "--overwrite must go with a file of predictions",

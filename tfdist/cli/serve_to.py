@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ from tfdist.cli.console import progress_bar, stdout
 from tfdist.cli.export import write_for_tf_serving
 from tfdist.cli.option_table import refuse_others
 from tfdist.compat import follow_program, import_tensorflow
+from tfdist.errors import TfdistError
 from tfdist.export.kinds import TF_SERVING
+from tfdist.runs import ranks
 from tfdist.serving.served import Served
 from tfdist.serving.serving import Serving
 from tfdist.training.engine import model_path
@@ -58,7 +62,21 @@ def write(target: str, folder: Path, found: Served, how: Serving) -> None:
 def _trained(found: Served) -> Any:
     from tfdist.serving.handler import trained
 
-    return trained(found)
+    try:
+        return trained(found)
+    except TfdistError:
+        raise
+    except (Exception, SystemExit) as error:
+        event = (
+            None
+            if getattr(error, "code", None) == 128 + signal.SIGTERM
+            else ranks.mistake_of(error)
+        )
+        if event is None:
+            raise
+        for line in event.get("traceback", ()):
+            print(line, file=sys.stderr, flush=True)
+        raise ranks.told_mistake(event) from None
 
 
 def _to_ray(folder: Path, found: Served, how: Serving) -> None:

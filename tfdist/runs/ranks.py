@@ -196,6 +196,14 @@ def main(body: Callable[[dict[str, Any]], None]) -> None:
         _end(event)
 
 
+def _that_fits(text: str) -> str:
+    """Returns what an event can say of a text: JSON has six bytes for a letter beyond ASCII."""
+    text = text[:3000]
+    while len(json.dumps(text)) > 3500:
+        text = text[: len(text) * 3 // 4]
+    return text
+
+
 def told_mistake(event: Mapping[str, Any]) -> TfdistError:
     """Returns the mistake that another process has told, in its own words."""
     return TfdistError(event["text"])
@@ -206,7 +214,7 @@ def mistake_of(error: Exception | SystemExit) -> dict[str, Any] | None:
     if isinstance(error, TfdistError):
         # The cause of a LaunchError is another rank's, which tells it itself if it can.
         kind = "left alone" if isinstance(error, LaunchError) else "mistake"
-        return {"event": kind, "text": str(error)[:3000]}
+        return {"event": kind, "text": _that_fits(str(error))}
     if not isinstance(error, SystemExit):
         return user_errors.explained(error)
     if user_errors.is_ours(error):  # A parameter server's work is done.

@@ -251,6 +251,39 @@ def test_a_whole_part_is_left_as_it_is(tmp_path, table, capsys):
     assert files_of(out) == files_of(tmp_path / "one")
 
 
+def test_a_whole_part_goes_only_when_another_one_is_there(tmp_path, table):
+    out, part = tmp_path / "all", tmp_path / "all.part-1-of-2"
+    write(table, out, **OF_TABLE, part="1/2")
+    before = files_of(part)
+    with pytest.raises(DataError, match="must have the column 'lable'"):
+        write(table, out, **OF_TABLE | {"label": "lable"}, part="1/2", overwrite=True)
+    (part / "notes.txt").write_text("mine")
+    with pytest.raises(
+        DataError, match=r"nothing but its part to be written again, but found notes\.txt"
+    ):
+        write(table, out, **OF_TABLE, part="1/2", overwrite=True)
+    (part / "notes.txt").unlink()
+    assert files_of(part) == before
+    assert names_in(tmp_path) == [part.name, "in"]
+    next(part.glob("train*")).unlink()
+    write(table, out, **OF_TABLE, part="1/2", resume=True)
+    assert files_of(part).keys() == before.keys()
+    assert names_in(tmp_path) == [part.name, "in"]
+
+
+def test_a_whole_part_of_other_data_in_memory_is_not_kept(tmp_path):
+    x, y = np.arange(80, dtype=np.float32).reshape(40, 2), np.arange(40) % 2
+    out, part = tmp_path / "all", tmp_path / "all.part-1-of-2"
+    write((x, y), out, num_shards=4, part="1/2")
+    before = files_of(part)
+    with pytest.raises(DataError, match="must find the records that the run which was ended foun"):
+        write((x + 1, y), out, num_shards=4, part="1/2", resume=True)
+    assert files_of(part) == before
+    write((x, y), out, num_shards=4, part="1/2", resume=True)
+    assert {name for name in files_of(part) if "part" not in name} <= before.keys()
+    assert names_in(tmp_path) == [part.name]
+
+
 def test_what_does_not_belong_together_is_not_joined(tmp_path, table):
     out, last = tmp_path / "all", tmp_path / "all.part-3-of-3"
     with pytest.raises(

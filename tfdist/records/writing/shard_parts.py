@@ -64,6 +64,14 @@ class Note:
         splits = self.manifest["splits"].values()
         return {shard["file"]: shard for split in splits for shard in split["shards"]}
 
+    def is_in(self, folder: Path) -> bool:
+        """Whether all shards are there, in their size."""
+        with contextlib.suppress(OSError):
+            sizes = ((folder / name).stat().st_size for name in self.shards)
+            known = (shard["bytes"] for shard in self.shards.values())
+            return all(size == as_noted for size, as_noted in zip(sizes, known, strict=True))
+        return False
+
     def own_manifest(self) -> Manifest:
         """Returns that of all parts, with the shards of this one alone."""
         return _manifest(self, self.shards)
@@ -86,10 +94,22 @@ def read_note(folder: Path) -> Note | None:
     return Note(**entries[0]) if entries else None
 
 
+def check_own(folder: Path, note: Note) -> None:
+    """Raises DataError: others have put something into the folder of a part."""
+    foreign = sorted({path.name for path in folder.iterdir()} - {_NOTE, *note.shards, *LOOKED_AT})
+    if foreign:
+        raise DataError(
+            f"{folder} must hold nothing but its part to be written again",
+            received=listed(foreign, _SHOWN),
+            mend="Move that elsewhere",
+        )
+
+
 def remove(folder: Path, note: Note) -> None:
     """Removes a part, but not what others have put there."""
     with contextlib.suppress(OSError):
-        for name in (*note.shards, *LOOKED_AT, _NOTE):
+        # The note first: a part without all of its shards is not taken for a whole one.
+        for name in (_NOTE, *note.shards, *LOOKED_AT):
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
 

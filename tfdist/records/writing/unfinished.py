@@ -35,12 +35,14 @@ from tfdist.records.writing.same_run import check_same
 SUFFIX = ".unfinished"
 STATE = "unfinished.json"
 _SHARDS = "shards"
+#: A whole part that is written again lies here between the last two steps.
+_REPLACED = "replaced"
 _DONE = "shards.jsonl"
 _LOCK = "lock"
 #: Journals of what was found in files: see ``Unfinished.looked_at``.
 LOOKED_AT = ("images.jsonl", "masks.jsonl")
 #: All that this module puts into the folder.
-_OWN = {STATE, f".{STATE}", _SHARDS, _DONE, _LOCK, *LOOKED_AT}
+_OWN = {STATE, f".{STATE}", _SHARDS, _REPLACED, _DONE, _LOCK, *LOOKED_AT}
 _FORMAT = "tfdist unfinished shards 1"
 # Room and connections come back, and a process may be lost (ECHILD): what was written is worth more
 # than a tidy folder.
@@ -99,7 +101,7 @@ class Unfinished:
         self._part, self._whole_out = part, out
         self.out = out if part is None else part.path_of(out)
         self.folder = self.out.with_name(self.out.name + SUFFIX)
-        self._is_begun = self.is_resumed = False
+        self._is_begun = self.is_resumed = self.replaces = False
         self._lock: int | None = None
         self._beginning = threading.Lock()
         self.notes: list[str] = []
@@ -226,6 +228,8 @@ class Unfinished:
             # For the parts that are still to come.
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(self.folder / name, self.folder / _SHARDS / name)
+        if self.replaces:
+            os.rename(self.out, self.folder / _REPLACED)
         os.rename(self.folder / _SHARDS, self.out)
         self.remove()
 
@@ -267,9 +271,10 @@ class Unfinished:
 
     def _remove_own(self) -> None:
         """Removes what tfdist has put there, and the folder if that was all."""
-        shutil.rmtree(self.folder / _SHARDS, ignore_errors=True)
+        for name in (_SHARDS, _REPLACED):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
         with contextlib.suppress(OSError):
-            for name in _OWN - {_SHARDS, STATE}:
+            for name in _OWN - {_SHARDS, _REPLACED, STATE}:
                 (self.folder / name).unlink(missing_ok=True)
             # The last of them, as it marks the folder.
             (self.folder / STATE).unlink(missing_ok=True)

@@ -30,8 +30,7 @@ from tfdist.records.writing.shard_folders import (
     refuse_for_shards,
     write_shards_anew,
 )
-from tfdist.records.writing.shard_parts import read_note
-from tfdist.records.writing.shard_parts import remove as remove_part
+from tfdist.records.writing.shard_parts import check_own, read_note
 from tfdist.records.writing.streams.sources import open_stream
 from tfdist.records.writing.streams.stream import Stream
 from tfdist.records.writing.streams.tar_files import is_tar
@@ -234,13 +233,18 @@ def write(
         if resume and is_read_once and not run.is_resumed:
             run.notes.append("nothing was kept of an earlier run: this one began anew")
         with stop_on_sigterm(), run.kept_if_ended():
-            if whole is not None and resume:
-                check_same(run.now, whole.run)
-                run.remove()  # What it has left if it was ended behind its last step.
-                options.tell(whole.columns(folder))
-                return whole.own_manifest()
             if whole is not None:
-                remove_part(folder, whole)
+                if resume:
+                    check_same(run.now, whole.run)
+                    if isinstance(here, (str, os.PathLike)) and whole.is_in(folder):
+                        if run.is_resumed:  # Ended behind its last step.
+                            run.remove()
+                        options.tell(whole.columns(folder))
+                        return whole.own_manifest()
+                    # Of what lies in memory nothing but the plan says whether it is the same.
+                    run.now.setdefault("plan", whole.run["plan"])
+                check_own(folder, whole)
+                run.replaces = True
             if shards is None:
                 kept = run if is_kept else None
                 return _write_records(here, folder, options, asked, images, batched, kept)

@@ -94,6 +94,12 @@ def write(hosting: Hosting, folder: Path, check: int, tell: Callable[[str], None
             received=f"{folder}, which is there" if folder.exists() else f"no {folder.parent}",
             mend="Give another one: --to ray DIR",
         )
+    if ":" in str(folder) or "$" in str(folder):
+        raise OptionError(
+            "the folder of an application must have a path without ':' and '$'",
+            received=str(folder),
+            mend="Give another one: --to ray DIR",
+        )
     served = hosting.served
     follow_program(os.environ, model_path.parts(served.model)[0], served.weights)
     try:
@@ -159,7 +165,9 @@ def _rehearsed(served: Served, written: Path, check: int, tell: Callable[[str], 
         else:
             gate.expect(served, scratch, scratch / EXPECTED)
         config = {"folder": str(written / MODEL), "gate": None if why else str(scratch)}
-        ranks.run(_PROGRAM, config, Where(strategy="single", options={}), take)
+        ranks.run(
+            _PROGRAM, config, Where(strategy="single", options={}, stall_timeout_s=None), take
+        )
     assert found
     return found[0]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import uvicorn
 
+import tfdist
 from tfdist.launch.events import emit
 from tfdist.runs import ranks
 from tfdist.serving.applications.hosted import Hosted
@@ -35,8 +36,10 @@ class _Local:
 
 
 def rehearse(config: dict[str, Any]) -> None:
-    # What lies in the folder of whoever calls, no other machine has.
-    sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != Path.cwd()]
+    # What lies in the folder of whoever calls, or in PYTHONPATH, no other machine has.
+    own = {Path(place).resolve() for place in os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    own = (own | {Path.cwd()}) - {Path(tfdist.__file__).resolve().parents[1]}
+    sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() not in own]
     sys.dont_write_bytecode = True  # The folder is given away as it was written.
     os.chdir(config["folder"])
     hosted = Hosted(Path(config["folder"]))
