@@ -45,8 +45,9 @@ def test_a_rank_needs_its_weights_and_its_share_of_the_rows(model):
     kept = 4 * _WIDTH * (1 + _DEPTH)  # Of each row: what layers are given and give.
     assert kept <= single.per_row <= kept + 3 * 4 * _WIDTH
     assert 0.99 * kept / 2 <= horovod.per_row <= single.per_row / 2
-    # Microbatches are parts of the rows of a replica, x and y, which stay as a whole.
-    assert 0.99 * kept / 4 <= mirrored.per_row <= single.per_row / 4 + 4 * _WIDTH
+    # Microbatches are parts of the rows of a replica, x and y, which stay as a whole; in the worst
+    # order of threads a part of an output lies there besides.
+    assert 0.99 * kept / 4 <= mirrored.per_row <= single.per_row / 4 + 6 * _WIDTH
     assert (single.summed, horovod.summed) == (0, weights)
     assert single.largest_batch(single.peak(_ROWS)) == _ROWS
     assert "nothing" in str(wrong)
