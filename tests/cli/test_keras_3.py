@@ -74,6 +74,7 @@ def test_another_backend_is_refused(run):
     assert "Keras 3 must run on TensorFlow, but found KERAS_BACKEND=jax" in done.stderr
 
 
+@pytest.mark.honest_start  # Which has one of the two imported already.
 @pytest.mark.parametrize(("package", "keras"), [("keras", "3"), ("tf_keras", "2")])
 def test_a_model_is_of_the_keras_that_its_file_imports(
     run_cli, shell_environ, shards, tmp_path, package, keras
