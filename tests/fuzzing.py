@@ -125,13 +125,15 @@ def _run_worker(
     ours, theirs = os.pipe()
     plan = {"folder": str(folder), "kinds": kinds, "first": first, "cases": cases}
     plan |= {"descriptor": theirs, "seed": seed}
+    # Of a warm start: a fork of another process has no pipe of this one.
+    cold = {name: text for name, text in os.environ.items() if name != "TFDIST_TESTS_ZYGOTE"}
     worker = subprocess.Popen(
         [sys.executable, __file__, str(file), "--worker", json.dumps(plan)],
         pass_fds=(theirs,),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env=cold | {"TF_CPP_MIN_LOG_LEVEL": "3"},
     )
     os.close(theirs)
     errors = _tail(worker)

@@ -13,7 +13,7 @@ from tfdist.runs import checking, largest_batch, planning
 from tfdist.runs.largest_batch import Try
 
 
-def _needs_of(model, asked, *, rows, on_event):
+def _needs_of(model, asked, *, rows, on_gpus, on_event):
     """A model of 100 million weights, trained with Adam, instead of a traced one."""
 
     def needs(strategy, options, devices):
