@@ -107,7 +107,7 @@ def test_photos_and_a_table_that_shards_tell_of(asked, folder, monkeypatch):
     """The shards of the training are those that config.json beside the weights names."""
     started = {}
 
-    def run(program, config, where, take):
+    def run(program, config, where, take, *, stop=None):
         started.update(config)
         assert os.path.isfile(f"{config['data']}/manifest.json")
 

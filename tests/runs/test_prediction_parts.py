@@ -108,7 +108,7 @@ def test_parts_of_photos_read_their_own_alone(asked, folder):
 def test_a_whole_part_is_not_made_again_and_a_damaged_one_is(asked, folder, monkeypatch):
     made = []
 
-    def run(program, config, where, take):
+    def run(program, config, where, take, *, stop=None):
         made.append(config["section"])
         start, stop = config["section"]
         Path(config["output"]).write_text("h\n" + "".join(f"{n}\n" for n in range(start, stop)))
