@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +73,7 @@ def _trained(found: Served) -> Any:
         )
         if event is None:
             raise
-        for line in event.get("traceback", ()):
-            print(line, file=sys.stderr, flush=True)
-        raise ranks.told_mistake(event) from None
+        ranks.raise_mistake(event)
 
 
 def _to_ray(folder: Path, found: Served, how: Serving) -> None:

@@ -134,10 +134,7 @@ def run(
 
     def tell_mistake() -> None:
         if mistakes:  # All ranks may have made the same one.
-            event = mistakes[min(mistakes)]
-            for line in event.get("traceback", ()):
-                print(line, file=sys.stderr, flush=True)
-            raise told_mistake(event)
+            raise_mistake(mistakes[min(mistakes)])
 
     def tell() -> None:
         """Tells what the ranks of the last attempt have said of its failure."""
@@ -207,6 +204,13 @@ def _that_fits(text: str) -> str:
 def told_mistake(event: Mapping[str, Any]) -> TfdistError:
     """Returns the mistake that another process has told, in its own words."""
     return TfdistError(event["text"])
+
+
+def raise_mistake(event: Mapping[str, Any]) -> NoReturn:
+    """Raises the mistake of an event, below the lines of the user's own code that led to it."""
+    for line in event.get("traceback", ()):
+        print(line, file=sys.stderr, flush=True)
+    raise told_mistake(event) from None
 
 
 def mistake_of(error: Exception | SystemExit) -> dict[str, Any] | None:
