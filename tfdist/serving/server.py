@@ -292,7 +292,7 @@ class Server(litserve.LitServer):
                 await self._look_after_replicas()
                 if beside is not None:
                     beside.cancel()
-        except* Exception as errors:
+        except ExceptionGroup as errors:
             self._failure = errors.exceptions[0]
         self._uvicorn.should_exit = True
 
