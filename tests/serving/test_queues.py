@@ -13,42 +13,74 @@ from tfdist.serving.queues import Requests, Sender, Together
 _LONG_S = 60.0
 
 
+def _queue_of(*replicas: int) -> Requests:
+    queue = Requests()
+    for replica in replicas:
+        queue.begin(replica)
+    return queue
+
+
+def _asked(*numbers: int) -> list[tuple[int, str, float, int]]:
+    return [(0, str(number), 0.0, number) for number in numbers]
+
+
 @pytest.mark.timeout(50)  # Less than what must not be waited for.
 def test_requests_are_taken_in_their_order_and_as_many_as_may_be():
-    queue = Requests()
-    queue.put([1, 2, 3])
-    assert queue.take(2, _LONG_S, _LONG_S) == [1, 2]
-    assert queue.take(2, _LONG_S, 0.0) == [3]
-    assert queue.take(2, 0.0, _LONG_S) == []
+    queue = _queue_of(7)
+    queue.put(_asked(1, 2, 3))
+    assert queue.take(7, 2, _LONG_S, _LONG_S) == _asked(1, 2)
+    assert queue.waiting() == 1
+    assert queue.take(7, 2, _LONG_S, 0.0) == _asked(3)
+    assert queue.take(7, 2, 0.0, _LONG_S) == []
+
+
+@pytest.mark.timeout(50)
+def test_what_a_replica_had_when_it_ended_is_known_and_it_takes_no_more():
+    queue = _queue_of(0, 1)
+    queue.put(_asked(1, 2, 3))
+    assert queue.take(0, 2, _LONG_S, _LONG_S) == _asked(1, 2)
+    assert queue.take(1, 1, _LONG_S, _LONG_S) == _asked(3)
+    taken = []
+    # A call of one that was killed still waits in the manager's process.
+    thread = threading.Thread(target=lambda: taken.append(queue.take(0, 2, _LONG_S, 0.0)))
+    thread.start()
+    while queue._taken[0]:
+        time.sleep(0.001)
+    assert queue.end(0) == []
+    queue.put(_asked(4))
+    thread.join()
+    assert taken == [None]
+    assert (queue.take(0, 1, 0.0, 0.0), queue.waiting()) == (None, 1)
+    assert (queue.end(1), queue.end(1)) == (["3"], [])
 
 
 @pytest.mark.timeout(50)
 def test_the_first_of_a_batch_waits_for_others():
-    queue = Requests()
-    threading.Thread(target=lambda: [queue.put([n]) for n in range(3)]).start()
-    assert queue.take(3, _LONG_S, _LONG_S) == [0, 1, 2]
+    queue = _queue_of(0)
+    threading.Thread(target=lambda: [queue.put(_asked(n)) for n in range(3)]).start()
+    assert queue.take(0, 3, _LONG_S, _LONG_S) == _asked(0, 1, 2)
 
 
 @pytest.mark.timeout(50)
 def test_several_take_each_request_once():
-    queue, taken = Requests(), []
+    queue, taken = _queue_of(0, 1, 2), []
 
-    def take() -> None:
-        while (found := queue.take(4, _LONG_S, 1e-4)) is not None:
-            taken.extend(found)
+    def take(replica: int) -> None:
+        while (found := queue.take(replica, 4, _LONG_S, 1e-4)) is not None:
+            taken.extend(number for *_, number in found)
 
-    threads = [threading.Thread(target=take) for _ in range(3)]
+    threads = [threading.Thread(target=take, args=(replica,)) for replica in range(3)]
     for thread in threads:
         thread.start()
     for number in range(500):
-        queue.put([2 * number, 2 * number + 1])
+        queue.put(_asked(2 * number, 2 * number + 1))
     while len(taken) < 1000:
         time.sleep(0.001)
     queue.close()
     for thread in threads:
         thread.join()
     assert sorted(taken) == list(range(1000))
-    assert queue.take(1, _LONG_S, 0.0) is None
+    assert queue.take(0, 1, _LONG_S, 0.0) is None
 
 
 class _Queue:

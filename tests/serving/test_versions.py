@@ -10,6 +10,7 @@ import pytest
 from litserve.utils import LitAPIStatus, WorkerSetupStatus
 
 from tfdist.serving.fleet import Fleet
+from tfdist.serving.queues import Requests
 from tfdist.serving.replica import Replica
 from tfdist.serving.scaling import Scaling
 from tfdist.serving.server import Server
@@ -30,14 +31,20 @@ class _Process:
 
 def _version(number: int, numbers: itertools.count, tmp_path) -> Version:
     """Returns one with a replica that is ready."""
+    queue = Requests()
+
+    def launch(number: int, _: object) -> _Process:
+        queue.begin(number)
+        return _Process()
+
     fleet = Fleet(
-        *(lambda *_: _Process(), lambda _: WorkerSetupStatus.READY, numbers, 100),
+        *(launch, lambda _: WorkerSetupStatus.READY, numbers, 100),
         leave_timeout_s=100,
     )
     weights = tmp_path / f"copy-{number}"
     weights.touch()
     served = SimpleNamespace(weights=weights, file=tmp_path / "best.keras")
-    version = Version(number, served, SimpleNamespace(put=lambda asked: None), fleet)
+    version = Version(number, served, queue, fleet)
     fleet.start(1)
     version.look()
     return version
@@ -116,19 +123,22 @@ def server(two) -> Server:
 
 def _asked(version: Version, name: str, taken_by: int | None, *, is_pinned: bool) -> Pending:
     pending = Pending(None, version, is_pinned)
-    pending.item.worker_id = taken_by
     version.pending[name] = pending
+    version.queue.put([(0, name, 0.0, None)])
+    if taken_by is not None:
+        assert len(version.queue.take(taken_by, 1, 0.0, 0.0)) == 1
     return pending
 
 
 def test_what_a_version_that_leaves_cannot_answer_the_next_one_does(server, two):
     """Its only replica is lost; who has asked this version alone, is told so."""
     first, second = two
-    plain = _asked(first, "plain", 0, is_pinned=False)
+    (member,) = first.fleet.ready()
+    plain = _asked(first, "plain", member.number, is_pinned=False)
     pinned = _asked(first, "pinned", None, is_pinned=True)
     _end(first)
     asyncio.run(server._repeat(first, first.look()))
-    assert (plain.version, plain.is_repeated, plain.item.worker_id) == (second, True, None)
+    assert (plain.version, plain.is_repeated, second.queue.waiting()) == (second, True, 1)
     assert (list(first.pending), list(second.pending)) == (["pinned"], ["plain"])
     assert not plain.item.event.is_set()
     assert pinned.item.response == (None, LitAPIStatus.ERROR)
@@ -144,8 +154,9 @@ def test_a_version_with_a_replica_left_keeps_its_requests(server, two):
     others = _asked(first, "others", kept.number, is_pinned=False)
     lost.process.is_over = True
     asyncio.run(server._repeat(first, first.look()))
-    assert (mine.version, mine.item.worker_id, mine.is_repeated) == (first, None, True)
-    assert (others.item.worker_id, others.is_repeated) == (kept.number, False)
+    assert (mine.version, mine.is_repeated) == (first, True)
+    assert (others.version, others.is_repeated) == (first, False)
+    assert [uid for _, uid, *_ in first.queue.take(kept.number, 9, 0.0, 0.0)] == ["mine"]
     assert not second.pending
 
 

@@ -18,10 +18,14 @@ from litserve.transport.base import MessageTransport
 
 
 class Requests:
-    """Those that no replica has taken, first come, first served. Lies in the manager's process."""
+    """Requests, first come, first served, and who has taken them. Lies in the manager's process.
+
+    Replicas go by their numbers. Requests are (consumer, uid, time, records), as LitServe's.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[Any] = deque()
+        self._taken: dict[int, list[str]] = {}
         self._changed = threading.Condition()
         self._is_closed = False
 
@@ -36,10 +40,31 @@ class Requests:
             self._is_closed = True
             self._changed.notify_all()
 
-    def take(self, most: int, patience_s: float, wait_s: float) -> list[Any] | None:
+    def waiting(self) -> int:
+        """Returns how many no replica has taken."""
+        with self._changed:
+            return len(self._waiting)
+
+    def begin(self, replica: int) -> None:
+        """Lets a replica take requests."""
+        with self._changed:
+            self._taken[replica] = []
+
+    def end(self, replica: int) -> list[str]:
+        """Returns the uids of what a replica took last; it takes nothing from now on.
+
+        Not even by a call that it made before it was killed.
+        """
+        with self._changed:
+            taken = self._taken.pop(replica, [])
+            self._changed.notify_all()
+            return taken
+
+    def take(self, replica: int, most: int, patience_s: float, wait_s: float) -> list[Any] | None:
         """Returns requests that are to be answered together; none where none has come.
 
         Args:
+            replica: who takes them; what it took before is answered.
             most: of them.
             patience_s: for the first one.
             wait_s: from then on for others.
@@ -47,15 +72,21 @@ class Requests:
         found: list[Any] = []
         until = time.monotonic() + patience_s
         with self._changed:
-            while len(found) < most and not self._is_closed:
+            if replica in self._taken:
+                self._taken[replica] = []
+            while len(found) < most and self._is_open_to(replica):
                 if self._waiting:
                     if not found:
                         until = time.monotonic() + wait_s
                     found.append(self._waiting.popleft())
+                    self._taken[replica].append(found[-1][1])
                 # What has come as the time was over may have woken nobody else.
                 elif not self._changed.wait(until - time.monotonic()) and not self._waiting:
                     break
-            return None if self._is_closed else found
+            return found if self._is_open_to(replica) else None
+
+    def _is_open_to(self, replica: int) -> bool:
+        return not self._is_closed and replica in self._taken
 
 
 class Sender:
@@ -108,4 +139,5 @@ class Together(MessageTransport):
         return self._heard.popleft() if self._heard else None
 
 
-SyncManager.register("Requests", Requests, exposed=("put", "close", "take"))
+_CALLS = ("put", "close", "waiting", "begin", "end", "take")
+SyncManager.register("Requests", Requests, exposed=_CALLS)

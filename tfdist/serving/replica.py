@@ -43,18 +43,19 @@ class Replica(litserve.LitAPI):
         self.batch_bounds = max_batch, LOOK_S, batch_wait_s
         self._strategy, self._options = strategy, options
 
-    def of(self, served: Served, door: Connection) -> Replica:
+    def of(self, served: Served, number: int, door: Connection) -> Replica:
         """Returns a process of this kind.
 
         Args:
             served: its model.
+            number: its own.
             door: the end of a pipe: closed on the other side, the process is to leave.
         """
         found = copy.copy(self)
-        found.served, found.door = served, door
+        found.served, found.number, found.door = served, number, door
         return found
 
-    def started(self, number: int, queue: Any, *told: Any) -> Any:
+    def started(self, queue: Any, *told: Any) -> Any:
         """Returns a process that answers what is in a queue. Raises OSError: there is none.
 
         Args:
@@ -62,9 +63,10 @@ class Replica(litserve.LitAPI):
         """
         process = multiprocessing.get_context("spawn").Process(
             target=inference_worker,
-            args=(self, "cpu", number, queue, *told, True),  # It tells what it has taken.
-            name=f"replica-{number}",
+            args=(self, "cpu", self.number, queue, *told, False),  # The queue knows what it has.
+            name=f"replica-{self.number}",
         )
+        queue.begin(self.number)
         process.start()
         return process
 
@@ -117,12 +119,14 @@ class Batches(BatchedLoop):
         while taken == []:
             try:
                 is_leaving = lit_api.door.poll()
-                taken = None if is_leaving else request_queue.take(*lit_api.batch_bounds)
+                if is_leaving:
+                    request_queue.end(lit_api.number)
+                    taken = None
+                else:
+                    taken = request_queue.take(lit_api.number, *lit_api.batch_bounds)
             except (EOFError, OSError):  # The server is no more.
                 taken = None
         batch = SimpleQueue()
         for request in [_STOP] if taken is None else taken:
             batch.put(request)
-        found = super().get_batch_requests(lit_api, batch, transport)
-        transport.flush()  # Which requests this replica has.
-        return found
+        return super().get_batch_requests(lit_api, batch, transport)

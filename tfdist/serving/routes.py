@@ -227,9 +227,8 @@ class ServerRoutes(Routes):
 
     async def _metrics(self, request: Request) -> Response:
         server = self._server
-        text = server.metrics.text(
-            waiting=server.waiting, replicas=server.versions.current.replicas
-        )
+        waiting = await asyncio.to_thread(server.waiting)
+        text = server.metrics.text(waiting=waiting, replicas=server.versions.current.replicas)
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def _health(self, request: Request) -> Response:

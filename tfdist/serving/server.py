@@ -28,7 +28,7 @@ from tfdist.serving.queues import Together
 from tfdist.serving.replica import LOOK_S, Replica
 from tfdist.serving.scaling import MOST_INSIDE, Rule, Scaling
 from tfdist.serving.served import Served
-from tfdist.serving.versions import Pending, Version, Versions, tell
+from tfdist.serving.versions import Lost, Pending, Version, Versions, tell
 
 _POLL_S = 0.1
 # Within the time that whoever sends Ctrl-C leaves us: see ``launch.cleanup.TERM_GRACE_S``.
@@ -128,7 +128,7 @@ class Server(litserve.LitServer):
         self.workers_setup_status[_key(number)] = WorkerSetupStatus.STARTING
         told = self._transport, self.workers_setup_status, self._callback_runner
         try:
-            return self._replica.of(served, door).started(number, queue, *told)
+            return self._replica.of(served, number, door).started(queue, *told)
         except OSError as error:
             raise StartError(str(error)) from error
 
@@ -214,11 +214,9 @@ class Server(litserve.LitServer):
         """How many replicas a version must have to answer in the place of the current one."""
         return max(1, self._rule.replicas) if self._scaling.is_scaled else self._scaling.first
 
-    @property
     def waiting(self) -> int:
-        """How many requests no replica has taken yet."""
-        every = (p for version in self.versions.present for p in version.pending.values())
-        return sum(pending.item.worker_id is None for pending in every)
+        """Returns how many requests no replica has taken yet."""
+        return sum(version.queue.waiting() for version in self.versions.present)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Any) -> AsyncIterator[None]:
@@ -317,19 +315,17 @@ class Server(litserve.LitServer):
             tell(f"{before} to {wanted} replicas, for {self._rule.ongoing:.3g} requests at a time")
         self.versions.current.wanted = wanted
 
-    async def _repeat(self, version: Version, requests: list[tuple[str, Pending]]) -> None:
-        for uid, pending in requests:
+    async def _repeat(self, version: Version, lost: Lost) -> None:
+        for uid, pending, was_taken in lost:
             if uid not in version.pending or pending.item.event.is_set():  # Since it was looked at.
                 continue
             home = version if version.can_answer else self.versions.current
-            was_taken = pending.item.worker_id is not None
             may_move = home is version or not pending.is_pinned
             if not (home.can_answer and may_move) or (pending.is_repeated and was_taken):
                 pending.item.response = _GONE
                 pending.item.event.set()
                 continue
             pending.is_repeated |= was_taken
-            pending.item.worker_id = None
             home.pending[uid], pending.version = version.pending.pop(uid), home
             self.metrics.retried += 1
             await self._put(uid, pending)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -16,11 +15,7 @@ from litserve.utils import ResponseBufferItem
 
 from tfdist.serving.fleet import Fleet
 from tfdist.serving.queues import Sender
-from tfdist.serving.replica import LOOK_S
 from tfdist.serving.served import Served
-
-# After the loss of a replica: longer than the queue may hand requests to it.
-_AGAIN_S = 2 * LOOK_S + 1.0
 
 
 class State(StrEnum):
@@ -40,7 +35,7 @@ class Pending:
         records: of it; None: it asks what the outputs are.
         version: which has it.
         is_pinned: whether no other version may answer.
-        item: where LitServe puts who has taken it, and the answer.
+        item: where LitServe puts the answer.
         is_repeated: whether a replica was lost that had taken it.
     """
 
@@ -49,6 +44,10 @@ class Pending:
     is_pinned: bool
     item: ResponseBufferItem = field(default_factory=lambda: ResponseBufferItem(asyncio.Event()))
     is_repeated: bool = False
+
+
+#: Requests by their uids, and whether a replica had taken them.
+Lost = list[tuple[str, Pending, bool]]
 
 
 class Version:
@@ -74,7 +73,6 @@ class Version:
         self.state, self.error = State.LOADING, ""
         self.wanted: int | None = None
         self.pending: dict[str, Pending] = {}
-        self._again_at = float("inf")
 
     @property
     def replicas(self) -> int:
@@ -87,28 +85,23 @@ class Version:
         may_start = self.wanted is not None and self.fleet.may_start
         return may_start or bool(self.fleet.present())
 
-    def look(self) -> list[tuple[str, Pending]]:
+    def look(self) -> Lost:
         """Looks after the replicas. Returns the requests that must be put into a queue once more.
 
-        For a look the queue may still hand a request to one that has ended: what none has told of
-        is among them then, and once more later.
+        Raises OSError, EOFError: the process that holds the queue is no more.
         """
         lost = self.fleet.look()
+        taken: set[str] = set()
         for member in lost:
             code = member.process.exitcode
             tell(f"replica {member.number} ended with code {code}; {self.replicas} left")
-        had_requests = {member.number for member in lost if member.is_ready}
-        now = time.monotonic()
-        is_over = not had_requests and now > self._again_at
-        found = []
-        if had_requests or is_over or not self.can_answer:
-            self._again_at = float("inf") if is_over else now + _AGAIN_S
-            found = [
-                (uid, pending)
-                for uid, pending in self.pending.items()
-                if not pending.item.event.is_set()
-                and pending.item.worker_id in {None, *had_requests}
-            ]
+            taken.update(self.queue.end(member.number))
+        # What none has taken waits for those that are left, if there are any.
+        found = [
+            (uid, pending, uid in taken)
+            for uid, pending in self.pending.items()
+            if not pending.item.event.is_set() and (uid in taken or not self.can_answer)
+        ]
         if self.wanted is not None:
             self.fleet.follow(self.wanted)
         return found
