@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from tfdist.records.format.schema import STRING
 from tfdist.records.writing.instances import InstanceError, Limits, records_of
-from tfdist.serving import answers
+from tfdist.serving import answers, openapi
 from tfdist.serving.bodies import (
     RefusedError,
     UnavailableError,
@@ -89,6 +89,7 @@ class Routes:
             app.router.add_route(f"{place}:predict", self._guarded(self._predict), ["POST"])
             app.router.add_route(place, self._guarded(self._status), ["GET"])
             app.router.add_route(f"{place}/metadata", self._guarded(self._metadata), ["GET"])
+        app.router.add_route("/openapi.json", self._guarded(self._described), ["GET"])
         app.add_exception_handler(HTTPException, _refused_by_app)
         app.add_exception_handler(Exception, _failed)
 
@@ -155,6 +156,13 @@ class Routes:
         if not found:
             raise RefusedError(404, f"there is no version {number} of the model")
         return JSONResponse({"model_version_status": found})
+
+    async def _described(self, request: Request) -> Response:
+        has_token = self._door.token is not None
+        served = self._served
+        return JSONResponse(
+            openapi.document(served.name, served.schema, self._door.limits, has_token=has_token)
+        )
 
     async def _metadata(self, request: Request) -> Response:
         with self._asked.admitted():

@@ -108,7 +108,12 @@ def test_a_metric_of_ones_own_may_branch_on_a_tensor():
             model.compiled_metrics.update_state(tf.zeros([2, 1]), tf.ones([2, 1]))
 
     step(tf.constant(0.5))
-    assert [float(v) for v in model.compiled_metrics.metrics[0].variables] == [0.5, 0.5]
+    (metric,) = model.compiled_metrics.metrics
+    assert [float(v) for v in metric.variables] == [0.5, 0.5]
+    # As an own step may, by name.
+    with losses.counted_as(tf.constant(0.5)):
+        metric.update_state(y_true=tf.zeros([2, 1]), y_pred=tf.ones([2, 1]))
+    assert [float(v) for v in metric.variables] == [1.0, 1.0]
 
 
 def test_a_sum_beside_a_loss_of_ones_own_is_refused():

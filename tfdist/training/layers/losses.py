@@ -94,7 +94,7 @@ def _count_numbers(
 def _count_number(
     metric: tf.keras.metrics.MeanMetricWrapper,
     count: Callable,
-    y: Any,
+    y_true: Any,
     y_pred: Any,
     sample_weight: Any = None,
 ) -> Any:
@@ -105,9 +105,9 @@ def _count_number(
     part = step_context.current().part
     may_be_one = y_pred.shape.rank == 1 or not is_keras_own(metric)
     if part is not None and sample_weight is None and may_be_one:
-        value = with_autograph(keras.losses.function_of(metric))(y, y_pred)
+        value = with_autograph(keras.losses.function_of(metric))(y_true, y_pred)
         sample_weight = part if tf.convert_to_tensor(value).shape.rank == 0 else None
-    return count(y, y_pred, sample_weight=sample_weight)
+    return count(y_true, y_pred, sample_weight=sample_weight)
 
 
 def part_of(share: tf.Tensor) -> tf.Tensor:

@@ -291,8 +291,8 @@ def _added(model: tf.keras.Model, x: Any) -> list[str]:
         return dict(told)
 
     def tell(metric: Any) -> Callable[..., None]:
-        def update_state(values: Any, *_: Any, **__: Any) -> None:
-            told[f"metric '{metric.name}'"] = values
+        def update_state(*values: Any, **named: Any) -> None:
+            told[f"metric '{metric.name}'"] = next(iter((*values, *named.values())))
 
         return update_state
 

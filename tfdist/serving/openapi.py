@@ -1,0 +1,141 @@
+"""What a server answers, as OpenAPI 3.1: clients are made from it, and tools try it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.records.format.schema import STRING, Feature, Schema
+from tfdist.records.writing.as_trained import columns_in
+from tfdist.records.writing.instances import B64, Limits
+
+_BYTES = {
+    "type": "object",
+    "properties": {B64: {"type": "string", "contentEncoding": "base64"}},
+    "required": [B64],
+    "additionalProperties": False,
+}
+_ERROR = {"$ref": "#/components/schemas/Error"}
+_MEANINGS = {
+    400: "What was sent is not what the model takes.",
+    401: "The token is missing, or another one.",
+    404: "That version is not served.",
+    408: "The body did not come in time.",
+    413: "The body is too large.",
+    503: "No replica was free: ask again.",
+    504: "No replica answered in time: ask again.",
+}
+
+
+def document(name: str, schema: Schema, limits: Limits, *, has_token: bool) -> dict[str, Any]:
+    """Returns the addresses of a model, and the types of what they take.
+
+    Args:
+        name: the model's.
+        schema: its inputs, see ``instances.as_asked``.
+        limits: of a request.
+        has_token: whether a client must show one.
+    """
+    model = f"/v1/models/{name}"
+    always = (401,) if has_token else ()
+    answered = {"type": "object"}
+    paths: dict[str, Any] = {}
+    for place in (model, f"{model}/versions/{{number}}"):
+        unknown = (404,) if place != model else ()
+        predict = {
+            "summary": "Predictions",
+            "requestBody": {"required": True, "content": _bodies(schema, limits)},
+            "responses": _responses(answered, 400, *always, *unknown, 408, 413, 503, 504),
+        }
+        status = {"summary": "State", "responses": _responses(answered, *always, *unknown)}
+        metadata = {
+            "summary": "Inputs and outputs",
+            "responses": _responses(answered, *always, *unknown, 503, 504),
+        }
+        number = {"name": "number", "in": "path", "required": True}
+        number["schema"] = {"type": "integer", "minimum": 1}
+        shared = {"parameters": [number]} if place != model else {}
+        paths[f"{place}:predict"] = {**shared, "post": predict}
+        paths[place] = {**shared, "get": status}
+        paths[f"{place}/metadata"] = {**shared, "get": metadata}
+    error = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+    found: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": name, "version": "1"},
+        "paths": paths,
+        "components": {"schemas": {"Error": error}},
+    }
+    if has_token:
+        found["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"token": []}]
+    return found
+
+
+def _responses(answer: Mapping[str, Any], *refusals: int) -> dict[str, Any]:
+    def told(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+        return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+    refused = {str(status): told(_MEANINGS[status], _ERROR) for status in refusals}
+    return {"200": told("The answer.", answer), **refused}
+
+
+def _bodies(schema: Schema, limits: Limits) -> dict[str, Any]:
+    many = {"type": "array", "minItems": 1, "maxItems": limits.instances}
+    rows = {**many, "items": _instance(schema)}
+    columns: dict[str, Any] = {"type": "object", "additionalProperties": many}
+    if len(schema.features) == 1:
+        columns = {"anyOf": [columns, rows]}
+    # One of both: a body that has the two is refused.
+    bodies = [
+        {"type": "object", "properties": {key: value}, "required": [key]}
+        for key, value in (("instances", rows), ("inputs", columns))
+    ]
+    found = {"application/json": {"schema": {"oneOf": bodies}}}
+    if len(schema.features) == 1 and schema.features[0].is_image:
+        file = {"type": "string", "contentMediaType": "application/octet-stream"}
+        form = {"type": "object", "properties": {"file": file}, "required": ["file"]}
+        found["multipart/form-data"] = {"schema": form}
+    return found
+
+
+def _instance(schema: Schema) -> dict[str, Any]:
+    """Returns the type of an instance: see ``instances.records_of``."""
+    values = {feature.name: _value(feature) for feature in schema.features}
+    by_name = {"type": "object", "properties": values, "required": list(values)}
+    ways: list[dict[str, Any]] = [{**by_name, "additionalProperties": False}]
+    if len(schema.features) == 1:
+        ways.append(_value(schema.features[0]))
+    columns = [columns_in(feature) for feature in schema.features]
+    if all(columns):
+        # What a cell may be, the table of the training has told: text of dates, null, a category.
+        cell = {"type": ["number", "string", "boolean", "null"]}
+        ways.append({"type": "object", "properties": {c: cell for own in columns for c in own}})
+    return {"anyOf": ways}
+
+
+def _value(feature: Feature) -> dict[str, Any]:
+    if feature.is_image:
+        return _BYTES
+    if feature.dtype == STRING:
+        return _nested({"anyOf": [{"type": "string"}, _BYTES]}, feature.shape)
+    dtype = np.dtype(feature.dtype)
+    if dtype.kind == "f":
+        value: dict[str, Any] = {"type": "number"}
+    elif dtype.kind == "b":
+        value = {"type": "boolean"}
+    else:
+        bounds = np.iinfo(dtype)
+        value = {"type": "integer", "minimum": int(bounds.min), "maximum": int(bounds.max)}
+    value = _nested(value, feature.shape)
+    if feature.classes is None:
+        return value
+    return {"anyOf": [{"enum": list(feature.classes)}, value]}
+
+
+def _nested(value: dict[str, Any], shape: Sequence[int | None]) -> dict[str, Any]:
+    for size in reversed(shape):
+        many: dict[str, Any] = {"type": "array", "items": value}
+        value = many if size is None else {**many, "minItems": size, "maxItems": size}
+    return value
