@@ -62,6 +62,20 @@ def test_the_first_of_a_batch_waits_for_others():
 
 
 @pytest.mark.timeout(50)
+def test_who_comes_alone_waits_for_nobody_until_two_come():
+    queue = _queue_of(0)
+    for number in range(8):
+        queue.put(_asked(number))
+        assert queue.take(0, 2, 0.0, 0.0) == _asked(number)
+    queue.put(_asked(8))
+    assert queue.take(0, 2, 0.0, _LONG_S) == _asked(8)
+    queue.put(_asked(9, 10))
+    assert queue.take(0, 2, 0.0, _LONG_S) == _asked(9, 10)
+    threading.Thread(target=lambda: [queue.put(_asked(n)) for n in range(2)]).start()
+    assert queue.take(0, 2, _LONG_S, _LONG_S) == _asked(0, 1)
+
+
+@pytest.mark.timeout(50)
 def test_several_take_each_request_once():
     queue, taken = _queue_of(0, 1, 2), []
 

@@ -16,6 +16,9 @@ from typing import Any
 
 from litserve.transport.base import MessageTransport
 
+# After so many batches of one request the first one does not wait: nobody would come.
+_ALONE = 8
+
 
 class Requests:
     """Requests, first come, first served, and who has taken them. Lies in the manager's process.
@@ -26,6 +29,7 @@ class Requests:
     def __init__(self) -> None:
         self._waiting: deque[Any] = deque()
         self._taken: dict[int, list[str]] = {}
+        self._alone = 0  # Batches of one in a row.
         self._changed = threading.Condition()
         self._is_closed = False
 
@@ -67,7 +71,7 @@ class Requests:
             replica: who takes them; what it took before is answered.
             most: of them.
             patience_s: for the first one.
-            wait_s: from then on for others.
+            wait_s: from then on for others, where some have come of late.
         """
         found: list[Any] = []
         until = time.monotonic() + patience_s
@@ -77,12 +81,14 @@ class Requests:
             while len(found) < most and self._is_open_to(replica):
                 if self._waiting:
                     if not found:
-                        until = time.monotonic() + wait_s
+                        until = time.monotonic() + (wait_s if self._alone < _ALONE else 0.0)
                     found.append(self._waiting.popleft())
                     self._taken[replica].append(found[-1][1])
                 # What has come as the time was over may have woken nobody else.
                 elif not self._changed.wait(until - time.monotonic()) and not self._waiting:
                     break
+            if found:
+                self._alone = self._alone + 1 if len(found) == 1 else 0
             return found if self._is_open_to(replica) else None
 
     def _is_open_to(self, replica: int) -> bool:
