@@ -112,6 +112,14 @@ def test_a_mistake_is_one_line(plan, options, message, monkeypatch):
     assert err.count("\n") == 1
 
 
+def test_what_every_row_says_is_the_models_mistake(plan, monkeypatch):
+    mistake = ModelError("model.py must define mlp", received="nothing", mend="Write it there")
+    monkeypatch.setattr(planning, "_needs_of", lambda model, asked, **_: [mistake] * len(asked))
+    code, out, err = plan("--devices", "v100:4")
+    assert (code, out) == (2, "")
+    assert err == "tfdist: model.py must define mlp, but found nothing. Write it there.\n"
+
+
 def test_several_trainings(tfdist, tmp_path):
     (tmp_path / "jobs.yaml").write_text(
         "hosts: {x: 'v100:4', y: 'v100:4'}\n"
