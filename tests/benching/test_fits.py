@@ -56,7 +56,7 @@ def test_what_makes_a_table_untrue_is_said(rows, monkeypatch):
     monkeypatch.setattr(fits.hosts, "physical_cores", lambda: 1)
     shared, busy, wide = fits.notes(rows, 3.0)
     assert shared.startswith("2 devices share 1 cores")
-    assert busy.startswith("others used 3.0 cores")
+    assert busy.startswith("others wanted 3.0 cores")
     assert wide == "epochs of horovod on 1, horovod on 2 differ by more than 20 %"
     monkeypatch.setattr(fits.hosts, "physical_cores", lambda: 2)
     rows[0].samples_per_s = rows[1].samples_per_s = [100.0, 101.0]

@@ -112,6 +112,26 @@ def test_a_mistake_is_one_line(plan, options, message, monkeypatch):
     assert err.count("\n") == 1
 
 
+def test_a_plan_of_minutes_tells_how_far_it_is(plan, monkeypatch):
+    def found(model, asked, *, on_event, **more):
+        on_event(3, {"event": "needs"})
+        return _needs_of(model, asked, on_event=on_event, **more)
+
+    monkeypatch.setattr(planning, "_needs_of", found)
+    _, out, _ = plan("--devices", "v100:4", "--json")
+    told = [json.loads(line) for line in out.splitlines()]
+    assert [each["event"] for each in told] == ["start", "progress", "end"]
+    assert (told[1]["what"], told[1]["done"], told[1]["unit"]) == ("tracing", 1, "steps")
+
+
+def test_what_every_row_says_is_the_models_mistake(plan, monkeypatch):
+    mistake = ModelError("model.py must define mlp", received="nothing", mend="Write it there")
+    monkeypatch.setattr(planning, "_needs_of", lambda model, asked, **_: [mistake] * len(asked))
+    code, out, err = plan("--devices", "v100:4")
+    assert (code, out) == (2, "")
+    assert err == "tfdist: model.py must define mlp, but found nothing. Write it there.\n"
+
+
 def test_several_trainings(tfdist, tmp_path):
     (tmp_path / "jobs.yaml").write_text(
         "hosts: {x: 'v100:4', y: 'v100:4'}\n"

@@ -241,8 +241,8 @@ def notes(rows: Sequence[Measured], load: float) -> list[str]:
         )
     if load > 0.5:
         found.append(
-            f"others used {load:.1f} cores of this machine before it began: measure again when it "
-            "is quiet"
+            f"others wanted {load:.1f} cores of this machine before it began: measure again when "
+            "it is quiet"
         )
     wide = [called(row.entry) for row in rows if row.samples_per_s and row.spread > 0.2]
     if wide:

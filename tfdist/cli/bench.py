@@ -176,7 +176,7 @@ def _bench(
         stdout().print(note, soft_wrap=True)
     if plot is not None:
         chart.draw(rows, plan, plot, f"{model}, {batch} rows a step")
-        stdout().print(f"plot  {plot}")
+        stdout().print(f"plot  {plot}", soft_wrap=True)
     if broken_off is not None:
         raise broken_off
     return int(any(row.has_failed for row in rows))

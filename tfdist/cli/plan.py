@@ -129,9 +129,10 @@ def command(
         traced = []
 
         def take(number: int, event: dict[str, Any]) -> None:
-            if event["event"] == "needs":
+            if event["event"] in ("needs", "refused", "died"):
                 traced.append(number)
                 status.update(f"{doing}: {len(traced)} steps traced")
+                voice.progress("tracing", len(traced), None, "steps")
             if event["event"] == "tried":
                 stdout().print(f"tried   {event['text']}")
             voice.take(number, event)

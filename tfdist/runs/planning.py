@@ -88,6 +88,9 @@ def plan(
         on_gpus=cluster.device.name != CPU,
         on_event=take,
     )
+    first = found[0]
+    if isinstance(first, TfdistError) and all(str(each) == str(first) for each in found):
+        raise first  # What the model itself lacks is no row's.
     speed, measured = Speed(), None
     if train is not None and isinstance(found[0], Needs) and found[0].computes:
         speed, measured = short_runs.measure(
