@@ -459,11 +459,12 @@ def asked_of(request: pytest.FixtureRequest) -> dict[str, set[str]]:
 @pytest.fixture(scope="module")
 def wanted(asked_of: dict[str, set[str]]) -> dict[int, dict[str, list[str]]]:
     """The cases that are asked of each Keras and batches, in the order of all."""
-    asked = {2: {batches: set(_ALWAYS) for batches in observed.BATCHES}, 3: {}}
+    asked: dict[int, dict[str, set[str]]] = {2: {}, 3: {}}
+    asked[2] = {formed: set(_ALWAYS) for formed in observed.BATCHES}
     for row in ROWS:
         asked[row.keras].setdefault(row.batches, set()).update(asked_of[str(row)])
     return {
-        keras: {batches: [case for case in cases.CASES if case in of] for batches, of in its.items()}
+        keras: {formed: [case for case in cases.CASES if case in of] for formed, of in its.items()}
         for keras, its in asked.items()
     }
 
