@@ -470,9 +470,7 @@ def wanted(asked_of: dict[str, set[str]]) -> dict[int, dict[str, list[str]]]:
 
 
 @pytest.fixture(scope="module")
-def references(
-    tmp_path_factory: pytest.TempPathFactory, wanted: dict[int, dict[str, list[str]]]
-):
+def references(tmp_path_factory: pytest.TempPathFactory, wanted: dict[int, dict[str, list[str]]]):
     """Runs plain Keras on one device, when a row of it is asked for; compared with every row.
 
     Once for all workers of pytest, whose folders stand side by side.
