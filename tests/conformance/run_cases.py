@@ -90,7 +90,7 @@ class OnStrategy(observed.Side):
 
         with contextlib.suppress(KeyboardInterrupt):
             self.model(name, optimizer).fit(
-                feed, epochs=epochs, callbacks=[keep(), Break()], verbose=0
+                feed, epochs=epochs, callbacks=[keep(), Break()], verbose=0, check_rows=False
             )
         resumed, _ = self.fresh(lambda: cases.build(name, optimizer))
         history = resumed.fit(
@@ -99,6 +99,7 @@ class OnStrategy(observed.Side):
             callbacks=[keep(resume=True)],
             validation_data=held_out,
             verbose=0,
+            check_rows=False,
         ).history
         assert {len(values) for values in history.values()} == {2}, history
         return resumed, history
@@ -110,6 +111,7 @@ class OnStrategy(observed.Side):
             self._dataset(data, seed=cases.SHUFFLE_SEED),
             callbacks=[tfdist.Checkpoints(kept)],
             verbose=0,
+            check_rows=False,
         )
         rescaled = self.model(name, optimizer)
         larger = {"global_batch_size": cases.RESCALED_BATCH_SIZE, "seed": cases.SHUFFLE_SEED}
@@ -118,6 +120,7 @@ class OnStrategy(observed.Side):
             epochs=observed.RESUMED_EPOCHS,
             callbacks=[tfdist.Checkpoints(kept, resume=True)],
             verbose=0,
+            check_rows=False,
         ).history
         assert {len(values) for values in history.values()} == {2}, history
         return rescaled, history
