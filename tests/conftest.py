@@ -32,7 +32,7 @@ _AND_ALL_IN = (
     "test_benchmarks.py",
 )
 _STARTED_COLD = (
-    *(f"conformance/test_conformance.py::{row}" for row in ("single", "mirrored", "horovod")),
+    *(f"conformance/test_conformance.py::{row}" for row in ("single", "horovod")),
     *("training/test_fit.py::single", "runs/test_folder.py"),
 )
 #: Names the file to which each process of Python adds a byte as it starts: see sitecustomize.
