@@ -44,6 +44,7 @@ _WARM = pytest.StashKey[str]()
 sys.path += [str(_TESTS), str(_TESTS / "quick_start")]
 pytest_plugins = ["scenario_plugin", "running_order"]
 
+import tiers  # noqa: E402
 import zygote  # noqa: E402
 
 # Before a test uses Keras, here or in a process that it starts.
@@ -73,6 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    tiers.tell(config)
     if not hasattr(config, "workerinput"):
         number, os.environ[_STARTED] = tempfile.mkstemp(prefix="started-")
         os.close(number)

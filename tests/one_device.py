@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import tiers
 from tensorflow import keras
 
 TOLERANCE = 1e-5
@@ -90,9 +91,8 @@ def trains_as_one_device(
     feed = strategy.dataset(
         records, global_batch_size=global_batch_size, seed=2, record_fn=record_fn
     )
-    # Rows are tried on replicas of one process: ranks would each trace a model once more, for a
-    # warning that is the same everywhere.
-    check_rows = strategy.name not in ("horovod", "multi_worker")
+    # That takes a third of such a fit, for a warning. `make test` has tests of it alone.
+    check_rows = not tiers.is_short()
     found = model.fit(feed, epochs=epochs, verbose=0, check_rows=check_rows).history
     batches = feed.on_one_device().epochs(0, epochs)
     steps = {"epochs": epochs, "steps_per_epoch": feed.steps_per_epoch}
