@@ -32,7 +32,7 @@ _AND_ALL_IN = (
     "test_benchmarks.py",
 )
 _STARTED_COLD = (
-    *(f"conformance/test_conformance.py::{row}" for row in ("single", "mirrored", "horovod")),
+    *(f"conformance/test_conformance.py::{row}" for row in ("single", "horovod")),
     *("training/test_fit.py::single", "runs/test_folder.py"),
 )
 #: Names the file to which each process of Python adds a byte as it starts: see sitecustomize.
@@ -44,6 +44,7 @@ _WARM = pytest.StashKey[str]()
 sys.path += [str(_TESTS), str(_TESTS / "quick_start")]
 pytest_plugins = ["scenario_plugin", "running_order"]
 
+import tiers  # noqa: E402
 import zygote  # noqa: E402
 
 # Before a test uses Keras, here or in a process that it starts.
@@ -73,6 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    tiers.tell(config)
     if not hasattr(config, "workerinput"):
         number, os.environ[_STARTED] = tempfile.mkstemp(prefix="started-")
         os.close(number)

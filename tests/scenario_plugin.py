@@ -10,7 +10,7 @@ A test module names its file of scenarios and its jobs, and says what is to be t
 
 A job is started when its first result is asked for, with those scenarios alone that this run of
 pytest has selected, and a test ends as soon as its own scenario has. What several jobs run is in
-the short tier on one of them, each in its turn; on the others it is ``long``, as a scenario is
+the short tier on one of them, where it costs least; on the others it is ``long``, as a scenario is
 everywhere that says ``long=True``. A process that is lost fails the scenario that it ran; the
 others go on in a new one. See ``scenarios.py`` for that side.
 """
@@ -38,6 +38,8 @@ _SCRIPT = Path(__file__).with_name("scenarios.py")
 _SILENT_S = 280
 #: Of a job: its first one, and those after a scenario that took it down.
 _MOST_PROCESSES = 3
+#: The start of a job, in scenarios.
+_START = 3
 #: Two silences: of the start, and of the first scenario.
 _TIMEOUT_S = 2 * _SILENT_S + 20
 
@@ -241,7 +243,8 @@ def short_tier(
 ) -> set[tuple[str, str]]:
     """Returns of each scenario that is not ``long`` the (job, scenario) that `make test` runs.
 
-    It is the one of its jobs that has had the fewest yet, so that each has its share of a file.
+    It is the one of its jobs on which it costs least: each process of a job traces for itself,
+    and a job that is not started yet has to be.
     """
     able: dict[str, list[str]] = {}
     for job, name in planned:
@@ -249,8 +252,12 @@ def short_tier(
             able.setdefault(name, []).append(job)
     taken: Counter[str] = Counter()
     chosen = set()
+
+    def cost(job: str) -> int:
+        return jobs[job].ranks * ((taken[job] or _START) + 1)
+
     for name, on in sorted(able.items(), key=lambda scenario: len(scenario[1])):
-        job = min(on, key=lambda job: taken[job])
+        job = min(on, key=cost)
         taken[job] += 1
         chosen.add((job, name))
     return chosen

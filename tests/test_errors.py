@@ -63,11 +63,17 @@ class Module:
     imported: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     above: dict[ast.AST, tuple[ast.AST, ...]] = field(default_factory=dict)
     assigned: dict[tuple[ast.AST, str], list[ast.expr]] = field(default_factory=dict)
+    calls: list[ast.Call] = field(default_factory=list)
+    defined: list[_Function | ast.ClassDef] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._place(self.tree, ())
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.ImportFrom):
+            if isinstance(node, ast.Call):
+                self.calls.append(node)
+            elif isinstance(node, (*_Function.__args__, ast.ClassDef)):
+                self.defined.append(node)
+            elif isinstance(node, ast.ImportFrom):
                 for item in node.names:
                     self.imported[item.asname or item.name] = (node.module or "", item.name)
             elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and node.value:
@@ -108,7 +114,7 @@ class Messages:
         every = [
             node
             for module in self.modules.values()
-            for node in ast.walk(module.tree)
+            for node in module.defined
             if isinstance(node, ast.ClassDef)
         ]
         while True:
@@ -147,8 +153,8 @@ class Messages:
 
     def _calls(self) -> Iterator[tuple[Module, ast.Call, Places]]:
         for module in self.modules.values():
-            for node in ast.walk(module.tree):
-                if isinstance(node, ast.Call) and (places := self._places(module, node)):
+            for node in module.calls:
+                if places := self._places(module, node):
                     yield module, node, places
 
     def _places(self, module: Module, call: ast.Call) -> Places | None:
@@ -204,8 +210,8 @@ class Messages:
                     if wrong:
                         found.append(f"{module.path}:{call.lineno}: {wrong}: {text}")
         for module in self.modules.values():
-            for node in ast.walk(module.tree):
-                if isinstance(node, ast.Call) and node not in seen and _looks_like_one(node):
+            for node in module.calls:
+                if node not in seen and _looks_like_one(node):
                     found.append(f"{module.path}:{node.lineno}: nobody knows what this call makes")
         for home, name in unused:
             found.append(f"{self.modules[home].path}: nobody knows what {name} is called with")
@@ -249,7 +255,7 @@ class Messages:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             returned = [
                 inner.value
-                for outer in ast.walk(module.tree)
+                for outer in module.defined
                 if isinstance(outer, _Function) and outer.name == node.func.id
                 for inner in ast.walk(outer)
                 if isinstance(inner, ast.Return)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -108,15 +109,29 @@ def test_where_scenarios_run(scratch):
     ]
 
 
-def test_the_short_tier_has_each_scenario_once_and_each_job():
+def test_the_short_tier_has_each_scenario_once():
     planned = [(job, name) for job in ("a", "b", "lost") for name in ("x", "y", "z")] + [("a", "w")]
     jobs = {"a": Job("single"), "b": Job("single"), "lost": Job("single", skip="no MPI here")}
     chosen = short_tier(planned, jobs)
     assert sorted(name for _, name in chosen) == ["w", "x", "y", "z"]
     assert ("a", "w") in chosen
-    assert sum(job == "b" for job, _ in chosen) == 2
     assert chosen <= set(planned)
     assert {name for _, name in short_tier(planned, jobs, {"x", "w"})} == {"y", "z"}
+
+
+def test_the_short_tier_starts_jobs_that_have_enough_to_do():
+    jobs = {"one": Job("single"), "too": Job("single"), "ranks": Job("horovod", ranks=2)}
+
+    def shares(number: int, *, of_ranks: int = 0) -> Counter[str]:
+        planned = [(job, f"s{n}") for job in jobs for n in range(number)]
+        named = [("ranks", f"r{n}") for n in range(of_ranks)]
+        return Counter(job for job, _ in short_tier(planned + named, jobs))
+
+    assert shares(3) == {"one": 3}
+    assert shares(8) == {"one": 4, "too": 4}
+    # What a process of one device traces, each rank does.
+    assert shares(22) == {"one": 9, "too": 9, "ranks": 4}
+    assert shares(3, of_ranks=1) == {"one": 3, "ranks": 1}
 
 
 def test_a_scenario_may_be_long(tmp_path):

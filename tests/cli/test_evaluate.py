@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from tensorflow import keras
+from tiers import long
 
 import tfdist
 from tfdist.errors import OptionError
@@ -30,7 +31,9 @@ def run(model_file, shards, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "where", ["--strategy single", "--strategy horovod --workers 2"], ids=["one", "two ranks"]
+    "where",
+    [*long("--strategy single"), "--strategy horovod --workers 2"],
+    ids=["one", "two ranks"],
 )
 def test_numbers_are_those_of_one_device(run_cli, run, shards, tmp_path, where):
     """To the last record: batches of 7 do not divide them."""

@@ -54,7 +54,8 @@ def history(folder) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize(
     ("strategy", "replicas"),
-    [("horovod", 2), *long(("single", 1), ("mirrored", 2), ("parameter_server", 2))],
+    # Two ranks: see the next test.
+    [("single", 1), *long(("horovod", 2), ("mirrored", 2), ("parameter_server", 2))],
 )
 def test_a_training_leaves_its_results(train, strategy, replicas):
     done, folder = train("--strategy", strategy, "--epochs", "3")
@@ -122,7 +123,9 @@ def test_two_ranks_do_as_one_was_asked_and_tell_programs(train, tmp_path):
     assert "early stopping by val_loss ended it after epoch 2 of 5" in done.stderr
 
 
-def test_an_existing_output_is_resumed_or_overwritten_only_when_asked(train):
+def test_an_existing_output_is_resumed_or_overwritten_only_when_asked(
+    train, tfdist, shards, model_file
+):
     done, folder = train("--strategy", "single", "--epochs", "2")
     assert done.returncode == 0, done.stderr
     before = (folder / "history.csv").read_bytes()
@@ -139,8 +142,10 @@ def test_an_existing_output_is_resumed_or_overwritten_only_when_asked(train):
         (("--pad-to", "64"), "--resume must have the pad_to"),
         (("--bucket-by-length",), "together with pad_to"),
     ):
-        done, _ = train("--strategy", "single", "--resume", *other)
-        assert (done.returncode, told in done.stderr) == (2, True)
+        what = ("--model", f"{model_file}:mlp", "--data", str(shards), "--output", str(folder))
+        options = ("--strategy", "single", "--global-batch-size", "64", "--resume", *other)
+        code, _, err = tfdist("train", *what, *options)
+        assert (code, told in err) == (2, True)
 
     done, _ = train("--strategy", "single", "--epochs", "3", "--resume")
     assert done.returncode == 0, done.stderr
@@ -302,10 +307,11 @@ def test_on_sigterm_a_checkpoint_is_written_that_resume_goes_on_from(
         (("--epochs", "0"), ["0"]),
     ],
 )
-def test_a_mistake_in_the_options_is_one_line(train, options, words):
-    done, folder = train(*options)
-    _assert_one_line(done, words)
-    assert not folder.exists()
+def test_a_mistake_in_the_options_is_one_line(tfdist, shards, model_file, tmp_path, options, words):
+    what = ("--model", f"{model_file}:mlp", "--data", str(shards), "--output", "run")
+    code, out, err = tfdist("train", *what, "--global-batch-size", "64", *options)
+    _assert_one_line(subprocess.CompletedProcess(options, code, out, err), words)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Runs cases with plain Keras on one device and writes what it observes; once for all rows.
 
-Usage: python run_reference.py CASES_JSON BATCHES_JSON OUT_NPZ; BATCHES_JSON: see
-conformance_observed.BATCHES.
+Usage: python run_reference.py CASES_JSON OUT_NPZ; CASES_JSON has batches, see
+conformance_observed.BATCHES, -> cases.
 """
 
 from __future__ import annotations
@@ -103,15 +103,16 @@ def _first(data: Any) -> Any:
     return data
 
 
-def main(wanted: str, formed: str, out: str) -> None:
+def main(wanted: str, out: str) -> None:
     # Nothing is traced: two thirds of the time, and of Keras 2 the same numbers.
     tf.config.run_functions_eagerly(not IS_KERAS_3)
     one_device = OneDevice()
     results: dict[str, dict[str, observed.Observed]] = {}
     known: dict[str, observed.Observed] = {}  # Without steps: alike however those are formed.
-    for one_device.batches in json.loads(formed):
-        of_cases = results[one_device.batches] = {}
-        for case in json.loads(wanted):
+    for batches, its_own in json.loads(wanted).items():
+        one_device.batches = batches
+        of_cases = results[batches] = {}
+        for case in its_own:
             of_cases[case] = known.get(case) or observed.observe(one_device, case)
             if case.startswith(observed.UNTRAINED):
                 known[case] = of_cases[case]

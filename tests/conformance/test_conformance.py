@@ -143,11 +143,10 @@ _OF_TWO_RANKS = (
     "save-convnet",
 )
 
-#: What ranks share: regularizers (or their refusal), a norm over parts, the order of records,
-#: and what is gathered for files.
+#: What ranks share: regularizers (or their refusal), the order of records, and what is gathered for
+#: files; a norm over parts is tried in tests/training/test_shard_weights.py.
 _OF_TWO_RANKS_SHORT = (
     "train-mlp-weights-adam",
-    "train-convnet-tail_of_1-clipnorm",
     "resume-convnet",
 )
 
@@ -247,7 +246,7 @@ ROWS = (
         leaves_out=_AS_ON_MIRRORED,
         short=(
             *(*cases.SHORT, "train-mlp-tail_of_1-momentum"),
-            *("predict-convnet", "predict-dict_outputs"),
+            *("predict-mlp", "predict-dict_outputs"),
         ),
     ),
     Row(
@@ -381,14 +380,10 @@ _OF_KERAS_3_SHORT = (
     "train-super_loss-weights-adam",
     "evaluate-mlp",
     "class_weight-mlp-weights-adam",
-    "train_step-mlp",
     "resume-convnet",
 )
 #: What of it processes do among themselves; a file is written by the chief as on one device.
-_OF_KERAS_3_ON_RANKS_SHORT = (
-    "train-dict_outputs-weights_by_output-rmsprop",
-    "resume-convnet",
-)
+_OF_KERAS_3_ON_RANKS_SHORT = ("train-dict_outputs-weights_by_output-rmsprop",)
 #: One replica takes Keras' own steps: what is left is what surrounds them.
 _OF_KERAS_3_ALONE = (
     "evaluate-dict_outputs",
@@ -407,7 +402,7 @@ ROWS += (
         num_replicas=1,
         keras=3,
         only=_OF_KERAS_3_ALONE,
-        short=("predict-list_outputs", "save-convnet", *_OF_KERAS_3_SHORT),
+        short=("predict-list_outputs", "train_step-mlp", "save-convnet"),
     ),
     Row(
         strategy="mirrored",
@@ -436,7 +431,7 @@ ROWS += (
         leaves_out=_OF_OUTPUTS | _AS_ON_MIRRORED,
         keras=3,
         only=_OF_KERAS_3,
-        short=_OF_KERAS_3_ON_RANKS_SHORT[:1],
+        short=_OF_KERAS_3_ON_RANKS_SHORT,
     ),
 )
 
@@ -462,16 +457,20 @@ def asked_of(request: pytest.FixtureRequest) -> dict[str, set[str]]:
 
 
 @pytest.fixture(scope="module")
-def wanted(asked_of: dict[str, set[str]]) -> dict[int, list[str]]:
-    """The cases that are asked of each Keras, in the order of all."""
-    asked = {2: set(_ALWAYS), 3: set()}
+def wanted(asked_of: dict[str, set[str]]) -> dict[int, dict[str, list[str]]]:
+    """The cases that are asked of each Keras and batches, in the order of all."""
+    asked: dict[int, dict[str, set[str]]] = {2: {}, 3: {}}
+    asked[2] = {formed: set(_ALWAYS) for formed in observed.BATCHES}
     for row in ROWS:
-        asked[row.keras] |= asked_of[str(row)]
-    return {keras: [case for case in cases.CASES if case in of] for keras, of in asked.items()}
+        asked[row.keras].setdefault(row.batches, set()).update(asked_of[str(row)])
+    return {
+        keras: {formed: [case for case in cases.CASES if case in of] for formed, of in its.items()}
+        for keras, its in asked.items()
+    }
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory, wanted: dict[int, list[str]]):
+def references(tmp_path_factory: pytest.TempPathFactory, wanted: dict[int, dict[str, list[str]]]):
     """Runs plain Keras on one device, when a row of it is asked for; compared with every row.
 
     Once for all workers of pytest, whose folders stand side by side.
@@ -484,8 +483,7 @@ def references(tmp_path_factory: pytest.TempPathFactory, wanted: dict[int, list[
         with reference.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not reference.exists():
-                formed = {row.batches for row in ROWS if row.keras == keras}
-                what = [json.dumps(wanted[keras]), json.dumps(sorted(formed)), reference]
+                what = [json.dumps(wanted[keras]), reference]
                 _run(["run_reference.py", *what], reference, keras=keras)
         return reference
 

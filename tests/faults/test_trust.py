@@ -31,7 +31,19 @@ OWN_INPUT = {
 SHELLS = {"system", "popen", "getoutput", "getstatusoutput", "create_subprocess_shell"}
 
 
-def sources() -> Iterator[tuple[str, ast.AST]]:
+@pytest.fixture(scope="module")
+def imports_and_calls() -> list[tuple[str, ast.AST]]:
+    """All of the sources, read once."""
+    looked_at = (ast.Import, ast.ImportFrom, ast.Call)
+    return [(file, node) for file, node in _sources() if isinstance(node, looked_at)]
+
+
+@pytest.fixture(scope="module")
+def calls(imports_and_calls) -> list[tuple[str, ast.Call]]:
+    return [(file, node) for file, node in imports_and_calls if isinstance(node, ast.Call)]
+
+
+def _sources() -> Iterator[tuple[str, ast.AST]]:
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
@@ -48,9 +60,9 @@ def keyword(call: ast.Call, name: str) -> object:
     return getattr(found[0], "value", None) if found else ""
 
 
-def test_nothing_from_a_disk_is_unpickled():
+def test_nothing_from_a_disk_is_unpickled(imports_and_calls):
     found: dict[str, set[str]] = {}
-    for file, node in sources():
+    for file, node in imports_and_calls:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
             if used := {name.partition(".")[0] for name in names} & RUNS_ITS_INPUT:
@@ -79,8 +91,7 @@ def test_the_one_that_reads_pickles_of_others_finds_only_its_own():
     assert {value.id for value in table.value.values} <= own
 
 
-def test_whoever_reads_files_refuses_code_in_them():
-    calls = [(file, node) for file, node in sources() if isinstance(node, ast.Call)]
+def test_whoever_reads_files_refuses_code_in_them(calls):
     for file, call in calls:
         name, where = name_of(call), f"{file}:{call.lineno}"
         assert name not in {"eval", "exec"} or isinstance(call.func, ast.Attribute), where
@@ -94,14 +105,13 @@ def test_whoever_reads_files_refuses_code_in_them():
     assert any(name_of(call) == "load" for _, call in calls), "nothing was looked at"
 
 
-def test_no_source_asks_for_a_shell():
-    for file, node in sources():
-        if isinstance(node, ast.Call):
-            where = f"{file}:{node.lineno}"
-            assert keyword(node, "shell") in ("", False), where
-            owner = getattr(getattr(node.func, "value", None), "id", "")
-            is_shell = owner in {"os", "subprocess", "asyncio"} and name_of(node) in SHELLS
-            assert not is_shell, where
+def test_no_source_asks_for_a_shell(calls):
+    for file, call in calls:
+        where = f"{file}:{call.lineno}"
+        assert keyword(call, "shell") in ("", False), where
+        owner = getattr(getattr(call.func, "value", None), "id", "")
+        is_shell = owner in {"os", "subprocess", "asyncio"} and name_of(call) in SHELLS
+        assert not is_shell, where
 
 
 # A layer whose Python code writes a file when the model is built, as when it is loaded.

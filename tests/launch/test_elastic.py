@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from tiers import long
 
 from tfdist import topology
 from tfdist.errors import LaunchError, OptionError
@@ -215,7 +216,7 @@ def test_the_error_of_all_is_the_jobs(run_cli, traces):
     assert "no data" in done.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), *long((signal.SIGINT, 130))])
 def test_nothing_outlives_a_signal(traces, tmp_path, number, code):
     arguments = launch(
         "--min-workers", "1", code="import time; time.sleep(600)", token=traces.token

@@ -129,7 +129,7 @@ def saving_by_keras_own_method_keeps_the_chiefs_file(strategy, folder):
     assert {path.name for path in folder.iterdir()} == {"0.keras", "0.weights.h5"}
 
 
-@scenario
+@scenario(long=True)
 def a_chief_that_cannot_save_tells_all(strategy, folder):
     model = strategy.build(model_fn)
     with pytest.raises((OptionError, LaunchError), match="folder of a saved model must exist"):

@@ -122,7 +122,6 @@ def _environ(config: str | None = None) -> dict[str, str]:
     return env if config is None else env | {"TF_CONFIG": config}
 
 
-@pytest.mark.honest_start
 def test_a_lost_worker_is_survived_and_a_stopped_one_is_named(tmp_path):
     with training(tmp_path, 20) as running:
         running.wait_for("step 5\n")
@@ -136,7 +135,6 @@ def test_a_lost_worker_is_survived_and_a_stopped_one_is_named(tmp_path):
     assert " silent for" in running.output
 
 
-@pytest.mark.honest_start
 def test_a_lost_server_ends_the_job_and_a_restart_goes_on(tmp_path):
     with training(tmp_path, 4, "--max-restarts", "1") as running:
         running.wait_for("step 15\n")

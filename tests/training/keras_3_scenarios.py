@@ -156,7 +156,7 @@ class OwnLoss(keras.Model):
         return own + 0.1 * tf.reduce_mean(tf.square(y_pred))
 
 
-@scenario
+@scenario(long=True)
 def a_loss_object_that_compute_loss_calls(strategy, folder):
     check_exact(strategy, lambda: mlp(kind=OwnLoss))
 
@@ -336,7 +336,7 @@ def single_batches(strategy, folder):
         np.testing.assert_allclose(model.predict_on_batch(X), expected, atol=1e-5)
 
 
-@scenario
+@scenario(long=True)
 def dropout_draws_other_numbers_on_each_replica(strategy, folder):
     each_replica_drops_its_own(strategy)
 
@@ -372,7 +372,7 @@ def labels_of_a_class_that_the_loss_leaves_out(strategy, folder):
     check_exact(strategy, partial(mlp, loss=loss))
 
 
-@scenario
+@scenario(long=True)
 def what_is_tried_on_real_rows(strategy, folder):
     class Routed(layers.Layer):
         """Adds to the loss in training alone."""

@@ -145,7 +145,7 @@ def words_that_are_looked_up(strategy, folder):
         assert all(np.all(np.isfinite(value)) for value in model.get_weights())
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def what_overflows_on_one_replica_updates_none(strategy, folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(options_scenarios, "given", sharded)

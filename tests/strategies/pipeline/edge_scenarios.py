@@ -92,7 +92,7 @@ def files(strategy: Any, folder: Path) -> None:
     assert largest(exported.serve(X), expected) < 1e-6
 
 
-@scenario
+@scenario(long=True)
 def mixed_float16(strategy: Any, folder: Path) -> None:
     check_mixed(strategy, "mixed_float16")
 
