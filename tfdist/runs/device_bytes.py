@@ -16,8 +16,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tfdist.planning import step_graph
 from tfdist.runs import traced_step
+from tfdist.step_graphs import step_graph
 
 # Each in a session of its own, in which the order is rather the same. Of an MLP's eight steps three
 # took more than the rest, by 6, 11 and 12 %.

@@ -17,9 +17,9 @@ import tensorflow as tf
 import tfdist
 from tfdist.errors import ModelError, OptionError
 from tfdist.keras.losses import compiled_losses
-from tfdist.planning import live_bytes, step_graph
-from tfdist.planning.kernel_flops import flops_of
 from tfdist.planning.needs import Needs
+from tfdist.step_graphs import live_bytes, step_graph
+from tfdist.step_graphs.kernel_flops import flops_of
 from tfdist.strategies import spec_of
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.mirrored import make_logical_cpus

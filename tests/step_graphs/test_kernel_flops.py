@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tfdist.planning.kernel_flops import flops_of
-from tfdist.planning.step_graph import Operation
+from tfdist.step_graphs.kernel_flops import flops_of
+from tfdist.step_graphs.step_graph import Operation
 
 
 def operation(kind: str, output: tuple[int, ...], **attributes: Any) -> Operation:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tfdist.planning.live_bytes import most_on_each
-from tfdist.planning.step_graph import Operation
+from tfdist.step_graphs.live_bytes import most_on_each
+from tfdist.step_graphs.step_graph import Operation
 
 
 def graph(*given: tuple) -> list[Operation]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tfdist.planning.step_graph import Operation
+    from tfdist.step_graphs.step_graph import Operation
 
 _Shape = tuple[int, ...]
 _MATRIX = ("MatMul", "_FusedMatMul")

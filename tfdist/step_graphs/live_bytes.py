@@ -22,8 +22,8 @@ import heapq
 import random
 from collections.abc import Iterable, Sequence
 
-from tfdist.planning.kernel_flops import flops_of
-from tfdist.planning.step_graph import Operation
+from tfdist.step_graphs.kernel_flops import flops_of
+from tfdist.step_graphs.step_graph import Operation
 
 # What hands its input on as it is.
 _ALIASES = frozenset(
