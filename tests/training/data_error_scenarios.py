@@ -310,7 +310,7 @@ def _step_by_hand(model: keras.Model, optimizer: Any, x: np.ndarray, y: np.ndarr
     optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
 
-@scenario("mirrored", "horovod", "multi_worker", ranks=True)
+@scenario("mirrored", "horovod", "multi_worker")
 def a_loop_by_hand_is_heard_of(strategy, folder):
     x, y = data()
     model, reference = pair(strategy, mlp)
