@@ -28,12 +28,12 @@ _ROOT = _TESTS.parent
 #: Rooms whose tests look at the processes themselves; and some of each other room. Their programs
 #: start as a user's do.
 _AND_ALL_IN = (
-    *("faults/", "launch/", "topology/", "examples/test_gpt.py", "export/test_strategies"),
+    *("faults/", "launch/", "topology/", "examples/test_gpt.py"),
     "test_benchmarks.py",
 )
 _STARTED_COLD = (
     *(f"conformance/test_conformance.py::{row}" for row in ("single", "horovod")),
-    *("training/test_fit.py::single", "runs/test_folder.py"),
+    *("training/test_fit.py::single", "runs/test_folder.py", "export/test_strategies.py::keras_3"),
 )
 #: Names the file to which each process of Python adds a byte as it starts: see sitecustomize.
 _STARTED = "TFDIST_TESTS_STARTED"

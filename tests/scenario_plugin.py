@@ -225,8 +225,8 @@ def plan(file: Path, jobs: Mapping[str, Job]) -> list[tuple[str, str]]:
     return planned
 
 
-def long_scenarios(file: Path) -> set[str]:
-    """Returns those of a file that say ``long=True``."""
+def scenarios_with(word: str, file: Path) -> set[str]:
+    """Returns those of a file that say ``long=True`` or ``ranks=True``, whichever is asked for."""
     return {
         node.name
         for node in ast.parse(file.read_text(), str(file)).body
@@ -234,21 +234,25 @@ def long_scenarios(file: Path) -> set[str]:
         for decorator in node.decorator_list
         if isinstance(decorator, ast.Call)
         for keyword in decorator.keywords
-        if keyword.arg == "long" and ast.literal_eval(keyword.value)
+        if keyword.arg == word and ast.literal_eval(keyword.value)
     }
 
 
 def short_tier(
-    planned: list[tuple[str, str]], jobs: Mapping[str, Job], long: Set[str] = frozenset()
+    planned: list[tuple[str, str]],
+    jobs: Mapping[str, Job],
+    long: Set[str] = frozenset(),
+    of_ranks: Set[str] = frozenset(),
 ) -> set[tuple[str, str]]:
     """Returns of each scenario that is not ``long`` the (job, scenario) that `make test` runs.
 
     It is the one of its jobs on which it costs least: each process of a job traces for itself,
-    and a job that is not started yet has to be.
+    and a job that is not started yet has to be. What is ``of_ranks`` is tried on a job of several.
     """
     able: dict[str, list[str]] = {}
     for job, name in planned:
-        if name not in long and not jobs[job].skip:
+        has_them = jobs[job].ranks > 1 or name not in of_ranks
+        if name not in long and not jobs[job].skip and has_them:
             able.setdefault(name, []).append(job)
     taken: Counter[str] = Counter()
     chosen = set()
@@ -307,7 +311,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         params = []
         file = _file(metafunc.module)
         planned = plan(file, jobs)
-        short = short_tier(planned, jobs, long_scenarios(file))
+        words = (scenarios_with("long", file), scenarios_with("ranks", file))
+        short = short_tier(planned, jobs, *words)
         for pair in planned:
             skip = jobs[pair[0]].skip
             marks = [pytest.mark.timeout(_TIMEOUT_S), pytest.mark.skipif(bool(skip), reason=skip)]

@@ -25,13 +25,15 @@ _HANGS_S = 250
 _KNOWN: dict[str, dict[str, Scenario]] = {}
 
 
-def scenario(*jobs: Any, long: bool = False) -> Any:
+def scenario(*jobs: Any, long: bool = False, ranks: bool = False) -> Any:
     """Makes a scenario of a function.
 
     Args:
         jobs: where it runs: names of the test module's ``JOBS``. Without any, and without
             parentheses, it runs on all that are not ``only_named``.
         long: whether `make test` leaves it to `make test-all`. ``scenario_plugin`` reads it.
+        ranks: whether it says something of several processes alone, so that `make test` has it
+            there.
     """
 
     def noted(function: Scenario) -> Scenario:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import scenario_plugin
 import scenarios
-from scenario_plugin import Job, Run, long_scenarios, plan, short_tier
+from scenario_plugin import Job, Run, plan, scenarios_with, short_tier
 
 _SCENARIOS = """
 import os
@@ -132,15 +132,18 @@ def test_the_short_tier_starts_jobs_that_have_enough_to_do():
     # What a process of one device traces, each rank does.
     assert shares(22) == {"one": 9, "too": 9, "ranks": 4}
     assert shares(3, of_ranks=1) == {"one": 3, "ranks": 1}
+    planned = [(job, "between them") for job in jobs]
+    assert short_tier(planned, jobs, of_ranks={"between them"}) == {("ranks", "between them")}
 
 
 def test_a_scenario_may_be_long(tmp_path):
     file = tmp_path / "some.py"
     file.write_text(
-        "@scenario\ndef one(strategy, folder): ...\n\n"
+        "@scenario(ranks=True)\ndef one(strategy, folder): ...\n\n"
         "@scenario('here', long=True)\ndef other(strategy, folder): ...\n"
     )
-    assert long_scenarios(file) == {"other"}
+    assert scenarios_with("long", file) == {"other"}
+    assert scenarios_with("ranks", file) == {"one"}
     assert plan(file, {"here": Job("single")}) == [("here", "one"), ("here", "other")]
 
 

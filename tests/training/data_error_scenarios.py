@@ -256,7 +256,7 @@ def texts_padded_to_the_longest_of_a_replica_are_named(strategy, folder):
     assert report is None or "pads texts to the longest that a replica sees" in str(report)
 
 
-@scenario
+@scenario(ranks=True)
 def ranks_with_other_vocabularies_are_refused(strategy, folder):
     rank = strategy.topology.rank
     model = strategy.build(lambda: reader(lambda: np.array(["a b c d"[: 3 + 2 * rank]])))
@@ -328,7 +328,7 @@ def a_loop_by_hand_is_heard_of(strategy, folder):
     assert_same_weights(model, reference)  # What is meant is done.
 
 
-@scenario
+@scenario(ranks=True)
 def weights_that_part_are_heard_of_when_saved(strategy, folder):
     x, y = data()
     model = strategy.build(mlp)

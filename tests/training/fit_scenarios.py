@@ -565,7 +565,7 @@ def batches_that_cannot_be_divided_are_told(strategy, folder):
             model.fit(source, steps_per_epoch=steps, verbose=0)
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", ranks=True)
 def ranks_that_read_other_records_are_told(strategy, folder):
     rank = strategy.topology.rank
     x, y = data(seed=rank)
@@ -685,7 +685,7 @@ def batches_are_taken_as_keras_takes_them(strategy, folder):
     assert model.evaluate(endless_batches(), steps=3, verbose=0) == pytest.approx(expected)
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", ranks=True)
 def what_can_be_read_once_is_read_once(strategy, folder):
     model, reference = pair(strategy, mlp)
     x, y = data()
@@ -758,7 +758,7 @@ def given_batches_are_resumed(strategy, folder):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", ranks=True)
 def ranks_that_read_other_batches_are_told(strategy, folder):
     if strategy.topology.world_size == 1:
         return
@@ -949,7 +949,7 @@ def callbacks_that_decide(strategy, folder):
     np.testing.assert_allclose(rates, [0.25, 0.25, 0.025], rtol=1e-5)
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", ranks=True)
 def a_stop_within_an_epoch_hangs_nobody(strategy, folder):
     class StopHere(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

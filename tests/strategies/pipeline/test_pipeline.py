@@ -18,8 +18,8 @@ _SCRIPT = Path(__file__).with_name("run_pipeline.py")
 _NAMES = list(models.CASES)
 #: What another case has as well: a layer among others, or a schedule with another model.
 _LONG = (
-    *("skips-one-stage", "tokens", "norms", "nested", "frozen", "frozen_norm", "sum_loss"),
-    *("legacy", "nested-interleaved", "eager", "float64", "own_layers"),
+    *("skips", "skips-recompute", "skips-one-stage", "tokens", "norms", "nested", "frozen"),
+    *("frozen_norm", "sum_loss", "legacy", "nested-interleaved", "eager", "float64", "own_layers"),
 )
 _TIMEOUT_S = 560
 
