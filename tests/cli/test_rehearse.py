@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
+
+from tfdist.cli.rehearse import Blow
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -30,6 +33,20 @@ def test_the_verdict_is_a_table(rehearse):
     assert "mirrored survives this: all weights are those of the unbroken training" in done.stdout
     assert "restart 1 of 1" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_what_is_printed_meanwhile_is_not_in_the_json(tfdist, shards, model_file, monkeypatch):
+    def train(config, where, story, title, restarts=0):
+        print("[0] tfdist: tracing the first step of training of 'mlp' for 5 s so far")
+        story.to_come.clear()
+        story.blows += [Blow(fault, 0.0) for fault in config["faults"]]
+
+    monkeypatch.setattr("tfdist.cli.rehearse._train", train)
+    monkeypatch.setattr("tfdist.cli.rehearse.saved_weights.largest_difference", lambda *files: 0.0)
+    what = ("--model", f"{model_file}:mlp", "--data", str(shards), "--strategy", "single")
+    code, out, err = tfdist("rehearse", *what, "--kill", "rank=0,step=2", "--json")
+    assert (code, json.loads(out)["survived"]) == (0, True)
+    assert err.count("so far") == 2
 
 
 def test_a_step_beyond_the_end_is_refused_before_anything_is_trained(rehearse):

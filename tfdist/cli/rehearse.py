@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -102,7 +104,10 @@ def command(
     ]
     faults.sort(key=lambda fault: fault["step"])
     _check_ranks(faults, where)
-    with tempfile.TemporaryDirectory(prefix="tfdist-rehearse-") as folder:
+    with contextlib.ExitStack() as ends:
+        folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-rehearse-"))
+        if as_json:  # Whatever ranks and models print, stdout is one object.
+            ends.enter_context(contextlib.redirect_stdout(sys.stderr))
         unbroken, broken = (
             training_config(
                 where,
