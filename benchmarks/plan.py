@@ -34,6 +34,7 @@ _STRATEGIES = (
     ("single", {"accumulate_steps": 4}),
     ("mirrored", {"devices": 2, "shard": "optimizer"}),
 )
+_MEASURED = 4  # Each time of several steps.
 #: Told is to be within 5 % of measured.
 TOLERANCE = 0.05
 
@@ -82,9 +83,10 @@ def told_and_measured(model: str, strategy: str, options: dict[str, Any]) -> dic
             built.fit(data, verbose=0)
 
         fit()  # Slots lie where they are to after the first step.
-        measured = device_bytes.of_a_step(built, fit)
+        # What is told is the worst order of operations, which a few steps may all miss.
+        measured = [max(device_bytes.of_a_step(built, fit).values()) for _ in range(_MEASURED)]
         told = traced_step.most_on_each(started, built, rows)
-    return {"told": max(told.values()), "measured": max(measured.values())}
+    return {"told": max(told.values()), "measured": max(measured)}
 
 
 def _model(name: str) -> tuple[Callable[[], Any], int]:

@@ -43,9 +43,10 @@ def test_what_is_printed_meanwhile_is_not_in_the_json(tfdist, shards, model_file
 
     monkeypatch.setattr("tfdist.cli.rehearse._train", train)
     monkeypatch.setattr("tfdist.cli.rehearse.saved_weights.largest_difference", lambda *files: 0.0)
-    what = ("--model", f"{model_file}:mlp", "--data", str(shards), "--strategy", "single")
+    what = ("--model", f"{model_file}:mlp", "--data", str(shards), "--workers", "2")
     code, out, err = tfdist("rehearse", *what, "--kill", "rank=0,step=2", "--json")
     assert (code, json.loads(out)["survived"]) == (0, True)
+    assert "because 2 workers were asked for" in err
     assert err.count("so far") == 2
 
 

@@ -35,6 +35,8 @@ class OnStrategy(observed.Side):
         self.moves_slots = moves_slots
         self._strategy = strategy
         self._folder = folder
+        # It traces each model once more, and finds the same everywhere.
+        self._tries_rows = strategy.name == "mirrored" and not tiers.is_short()
 
     def build(self, model_fn: Any) -> Any:
         return self._strategy.build(model_fn)
@@ -47,9 +49,8 @@ class OnStrategy(observed.Side):
         self, model: Any, data: tuple, *, epochs: int = observed.EPOCHS, **options: Any
     ) -> dict:
         feed = self._dataset(data, seed=cases.SHUFFLE_SEED)
-        # It traces each model once more, and finds the same everywhere.
-        check_rows = self._strategy.name == "mirrored" and not tiers.is_short()
-        return model.fit(feed, epochs=epochs, verbose=0, check_rows=check_rows, **options).history
+        more = {"check_rows": self._tries_rows, **options}
+        return model.fit(feed, epochs=epochs, verbose=0, **more).history
 
     def evaluate(self, model: Any, data: tuple) -> dict[str, float]:
         return model.evaluate(self._dataset(data, training=False), return_dict=True, verbose=0)
@@ -93,7 +94,11 @@ class OnStrategy(observed.Side):
 
         with contextlib.suppress(KeyboardInterrupt):
             self.model(name, optimizer).fit(
-                feed, epochs=epochs, callbacks=[keep(), Break()], verbose=0, check_rows=False
+                feed,
+                epochs=epochs,
+                callbacks=[keep(), Break()],
+                verbose=0,
+                check_rows=self._tries_rows,
             )
         resumed, _ = self.fresh(lambda: cases.build(name, optimizer))
         history = resumed.fit(
@@ -102,7 +107,7 @@ class OnStrategy(observed.Side):
             callbacks=[keep(resume=True)],
             validation_data=held_out,
             verbose=0,
-            check_rows=False,
+            check_rows=self._tries_rows,
         ).history
         assert {len(values) for values in history.values()} == {2}, history
         return resumed, history
@@ -114,7 +119,7 @@ class OnStrategy(observed.Side):
             self._dataset(data, seed=cases.SHUFFLE_SEED),
             callbacks=[tfdist.Checkpoints(kept)],
             verbose=0,
-            check_rows=False,
+            check_rows=self._tries_rows,
         )
         rescaled = self.model(name, optimizer)
         larger = {"global_batch_size": cases.RESCALED_BATCH_SIZE, "seed": cases.SHUFFLE_SEED}
@@ -123,7 +128,7 @@ class OnStrategy(observed.Side):
             epochs=observed.RESUMED_EPOCHS,
             callbacks=[tfdist.Checkpoints(kept, resume=True)],
             verbose=0,
-            check_rows=False,
+            check_rows=self._tries_rows,
         ).history
         assert {len(values) for values in history.values()} == {2}, history
         return rescaled, history

@@ -26,8 +26,13 @@ _SCHEMAS = {
     "numbers": [_input("x", (2,), "float32", "float")],
     "row": [
         _input("x", (2,), "float32", "float", columns=("a", "b")),
-        _input("colour", (), "int64", "int64", classes=("red", "blue")),
+        _input("colour", (), "int64", "int64", classes=("red", "blue"), columns=("colour",)),
     ],
+    "lists": [
+        _input("a", (), "float32", "float", columns=("a",)),
+        _input("seq", (None,), "int64", "int64", longest=3),
+    ],
+    "words": [_input("words", (None,), "string", longest=3)],
     "text": [_input("text", (), "string")],
 }
 _BODIES = {
@@ -49,9 +54,18 @@ _BODIES = {
         {"instances": [{"a": 1, "b": 2, "colour": "red"}]},
         {"instances": [{"x": [1, 2], "colour": 1}]},
         {"instances": [{"x": [1, 2]}]},
-        {"instances": [{"x": [1, 2], "colour": "green"}]},
         {"instances": [3]},
+        {"instances": [{}]},
+        {"inputs": {}},
+        {"inputs": {"a": [1], "b": [2], "colour": ["red"]}},
+        {"inputs": {"a": [1], "b": [2], "colour": ["red"]}, "instances": 3},
     ],
+    "lists": [
+        {"instances": [{"a": 1, "seq": [1, 2]}]},
+        {"instances": [{"a": 1, "seq": []}]},
+        {"instances": [{}]},
+    ],
+    "words": [{"instances": [["a", "b"]]}, {"instances": [[]]}, {"instances": ["a"]}],
     "text": [
         {"instances": ["a"]},
         {"instances": [{"b64": "aGk="}]},
@@ -110,7 +124,7 @@ def test_the_server_describes_itself(server):
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_schemathesis_finds_no_failure_of_the_server(server):
+def test_schemathesis_finds_no_failure_of_the_server(server, tmp_path):
     """Some 20,000 requests, right and wrong ones, from its own description."""
     python = apart.python_with("schemathesis", "schemathesis==4.32.5")
     checks = "not_a_server_error,status_code_conformance,content_type_conformance"
@@ -122,6 +136,7 @@ def test_schemathesis_finds_no_failure_of_the_server(server):
             *("--phases", "examples,coverage,fuzzing", "--suppress-health-check", "all"),
             *("--request-timeout", "60"),
         ],
+        cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -18,6 +18,7 @@ from tfdist.errors import OptionError
 from tfdist.serving import gate, program, serving
 from tfdist.serving.bodies import RefusedError
 from tfdist.serving.fleet import Fleet
+from tfdist.serving.queues import Requests
 from tfdist.serving.replica import Replica
 from tfdist.serving.routes import Door, Routes
 from tfdist.serving.scaling import Scaling
@@ -95,7 +96,7 @@ def server() -> Server:
         lambda number: WorkerSetupStatus.READY,
         *(itertools.count(), 1.0, 1.0),
     )
-    found.versions.current = Version(1, _Served, None, fleet)
+    found.versions.current = Version(1, _Served, Requests(), fleet)
     found.versions.present = [found.versions.current]
     fleet.start(1)
     assert not fleet.look()
@@ -123,6 +124,9 @@ def test_a_server_ends_when_it_cannot_look_after_its_replicas(server):
     current.fleet.start(1)
     current.fleet.present()[0].process.is_alive = lambda: False
     current.pending["one"] = Pending(None, current, is_pinned=False)
+    current.queue.begin(0)
+    current.queue.put([(0, "one", 0.0, None)])
+    assert current.queue.take(0, 1, 0.0, 0.0)
     server._put = put
     _watched(server)
     assert isinstance(server._failure, BrokenPipeError)

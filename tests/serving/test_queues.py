@@ -52,6 +52,8 @@ def test_what_a_replica_had_when_it_ended_is_known_and_it_takes_no_more():
     assert taken == [None]
     assert (queue.take(0, 1, 0.0, 0.0), queue.waiting()) == (None, 1)
     assert (queue.end(1), queue.end(1)) == (["3"], [])
+    queue.forget("4")
+    assert queue.waiting() == 0
 
 
 @pytest.mark.timeout(50)

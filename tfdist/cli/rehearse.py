@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from tfdist.cli import saved_weights
+from tfdist.cli import saved_weights, voice
 from tfdist.cli.console import stdout
 from tfdist.cli.option_table import options_of
 from tfdist.cli.process_options import data_option, model_option, where_options
@@ -106,7 +106,9 @@ def command(
     _check_ranks(faults, where)
     with contextlib.ExitStack() as ends:
         folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-rehearse-"))
-        if as_json:  # Whatever ranks and models print, stdout is one object.
+        if (
+            as_json and not voice.is_quiet()
+        ):  # Whatever ranks and models print, stdout is one object.
             ends.enter_context(contextlib.redirect_stdout(sys.stderr))
         unbroken, broken = (
             training_config(

@@ -124,10 +124,11 @@ def example(schema: Schema) -> dict[str, Any]:
     for feature in schema.features:
         if feature.is_image:
             values[feature.name] = {B64: "..."}
+        elif feature.classes:
+            (name,) = feature.columns or (feature.name,)
+            values[name] = feature.classes[0]
         elif feature.columns:
             values |= dict.fromkeys(feature.columns, 0)
-        elif feature.classes:
-            values[feature.name] = feature.classes[0]
         else:
             value: Any = "text" if feature.dtype == "string" else 0
             for size in reversed(feature.read_shape):

@@ -24,6 +24,7 @@ _MEANINGS = {
     404: "That version is not served.",
     408: "The body did not come in time.",
     413: "The body is too large.",
+    500: "The model failed.",
     503: "No replica was free: ask again.",
     504: "No replica answered in time: ask again.",
 }
@@ -47,12 +48,12 @@ def document(name: str, schema: Schema, limits: Limits, *, has_token: bool) -> d
         predict = {
             "summary": "Predictions",
             "requestBody": {"required": True, "content": _bodies(schema, limits)},
-            "responses": _responses(answered, 400, *always, *unknown, 408, 413, 503, 504),
+            "responses": _responses(answered, 400, *always, *unknown, 408, 413, 500, 503, 504),
         }
         status = {"summary": "State", "responses": _responses(answered, *always, *unknown)}
         metadata = {
             "summary": "Inputs and outputs",
-            "responses": _responses(answered, *always, *unknown, 503, 504),
+            "responses": _responses(answered, *always, *unknown, 500, 503, 504),
         }
         number = {"name": "number", "in": "path", "required": True}
         number["schema"] = {"type": "integer", "minimum": 1}
@@ -84,15 +85,14 @@ def _responses(answer: Mapping[str, Any], *refusals: int) -> dict[str, Any]:
 def _bodies(schema: Schema, limits: Limits) -> dict[str, Any]:
     many = {"type": "array", "minItems": 1, "maxItems": limits.instances}
     rows = {**many, "items": _instance(schema)}
-    columns: dict[str, Any] = {"type": "object", "additionalProperties": many}
+    columns: dict[str, Any] = {"type": "object", "additionalProperties": many, "minProperties": 1}
     if len(schema.features) == 1:
         columns = {"anyOf": [columns, rows]}
-    # One of both: a body that has the two is refused.
     bodies = [
-        {"type": "object", "properties": {key: value}, "required": [key]}
-        for key, value in (("instances", rows), ("inputs", columns))
+        {"properties": {key: value}, "required": [key], "not": {"required": [other]}}
+        for key, value, other in (("instances", rows, "inputs"), ("inputs", columns, "instances"))
     ]
-    found = {"application/json": {"schema": {"oneOf": bodies}}}
+    found = {"application/json": {"schema": {"type": "object", "oneOf": bodies}}}
     if len(schema.features) == 1 and schema.features[0].is_image:
         file = {"type": "string", "contentMediaType": "application/octet-stream"}
         form = {"type": "object", "properties": {"file": file}, "required": ["file"]}
@@ -107,19 +107,26 @@ def _instance(schema: Schema) -> dict[str, Any]:
     ways: list[dict[str, Any]] = [{**by_name, "additionalProperties": False}]
     if len(schema.features) == 1:
         ways.append(_value(schema.features[0]))
-    columns = [columns_in(feature) for feature in schema.features]
-    if all(columns):
-        # What a cell may be, the table of the training has told: text of dates, null, a category.
-        cell = {"type": ["number", "string", "boolean", "null"]}
-        ways.append({"type": "object", "properties": {c: cell for own in columns for c in own}})
+    if all(columns_in(feature) for feature in schema.features):
+        cells = {
+            name: _cell(feature) for feature in schema.features for name in columns_in(feature)
+        }
+        # One that is left out is null.
+        some = [{"required": [name]} for name in cells]
+        ways.append({"type": "object", "properties": cells, "anyOf": some})
     return {"anyOf": ways}
+
+
+def _cell(feature: Feature) -> dict[str, Any]:
+    # What else it may be, the table of the training has told: text of dates, null, a category.
+    return {"type": ["number", "string", "boolean", "null", *["array"] * feature.is_ragged]}
 
 
 def _value(feature: Feature) -> dict[str, Any]:
     if feature.is_image:
         return _BYTES
     if feature.dtype == STRING:
-        return _nested({"anyOf": [{"type": "string"}, _BYTES]}, feature.shape)
+        return _nested({"anyOf": [{"type": "string"}, _BYTES]}, feature.shape, least=1)
     dtype = np.dtype(feature.dtype)
     if dtype.kind == "f":
         value: dict[str, Any] = {"type": "number"}
@@ -128,14 +135,16 @@ def _value(feature: Feature) -> dict[str, Any]:
     else:
         bounds = np.iinfo(dtype)
         value = {"type": "integer", "minimum": int(bounds.min), "maximum": int(bounds.max)}
-    value = _nested(value, feature.shape)
+    value = _nested(value, feature.shape, least=0)
     if feature.classes is None:
         return value
     return {"anyOf": [{"enum": list(feature.classes)}, value]}
 
 
-def _nested(value: dict[str, Any], shape: Sequence[int | None]) -> dict[str, Any]:
+def _nested(value: dict[str, Any], shape: Sequence[int | None], least: int) -> dict[str, Any]:
+    """Returns the type of nested lists of values; ``least`` of them where the length is open."""
     for size in reversed(shape):
         many: dict[str, Any] = {"type": "array", "items": value}
-        value = many if size is None else {**many, "minItems": size, "maxItems": size}
+        bounds = {"minItems": least} if size is None else {"minItems": size, "maxItems": size}
+        value = many | bounds
     return value

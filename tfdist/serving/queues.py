@@ -54,6 +54,11 @@ class Requests:
         with self._changed:
             self._taken[replica] = []
 
+    def forget(self, uid: str) -> None:
+        """Takes back a request that nobody waits for, where no replica has taken it."""
+        with self._changed:
+            self._waiting = deque(one for one in self._waiting if one[1] != uid)
+
     def end(self, replica: int) -> list[str]:
         """Returns the uids of what a replica took last; it takes nothing from now on.
 
@@ -145,5 +150,5 @@ class Together(MessageTransport):
         return self._heard.popleft() if self._heard else None
 
 
-_CALLS = ("put", "close", "waiting", "begin", "end", "take")
+_CALLS = ("put", "close", "waiting", "begin", "forget", "end", "take")
 SyncManager.register("Requests", Requests, exposed=_CALLS)

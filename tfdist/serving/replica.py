@@ -67,7 +67,11 @@ class Replica(litserve.LitAPI):
             name=f"replica-{self.number}",
         )
         queue.begin(self.number)
-        process.start()
+        try:
+            process.start()
+        except OSError:
+            queue.end(self.number)
+            raise
         return process
 
     def setup(self, device: str) -> None:

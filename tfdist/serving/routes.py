@@ -41,6 +41,8 @@ _POLICY = (
 )
 # Of a request, or of an answer, which is made at once.
 _SMALL_BYTES = 4096
+# Of a version, in its 64 bits.
+_MOST_DIGITS = 18
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -85,7 +87,7 @@ class Routes:
         """Puts them on ``app``, of Starlette or FastAPI; ``asked`` is asked."""
         self._asked = asked
         model = f"/v1/models/{self._served.name}"
-        for place in (model, f"{model}/versions/{{number:int}}"):
+        for place in (model, f"{model}/versions/{{number}}"):
             app.router.add_route(f"{place}:predict", self._guarded(self._predict), ["POST"])
             app.router.add_route(place, self._guarded(self._status), ["GET"])
             app.router.add_route(f"{place}/metadata", self._guarded(self._metadata), ["GET"])
@@ -123,7 +125,7 @@ class Routes:
         # A large body takes its time, in which others are answered, and so does any photo.
         is_small = len(body) <= _SMALL_BYTES and not self._has_photos
         records, is_columnar = await _done(is_small, self._decoded, body, content_type)
-        found, _ = await self._ask(records, request.path_params.get("number"))
+        found, _ = await self._ask(records, _number(request))
         if isinstance(found, str):
             raise RefusedError(400, found)
         is_small = sum(rows.nbytes for rows in found.values()) <= _SMALL_BYTES
@@ -151,7 +153,7 @@ class Routes:
         return [only] if number in (None, 1) else []
 
     async def _status(self, request: Request) -> Response:
-        number = request.path_params.get("number")
+        number = _number(request)
         found = self._states(number)
         if not found:
             raise RefusedError(404, f"there is no version {number} of the model")
@@ -166,7 +168,7 @@ class Routes:
 
     async def _metadata(self, request: Request) -> Response:
         with self._asked.admitted():
-            outputs, number = await self._ask(None, request.path_params.get("number"))
+            outputs, number = await self._ask(None, _number(request))
         inputs = {
             f.name: _tensor(STRING, ()) if f.is_image else _tensor(f.dtype, f.read_shape)
             for f in self._served.schema.features
@@ -256,6 +258,16 @@ class ServerRoutes(Routes):
             "referrer-policy": "no-referrer",
         }
         return Response(page, headers=headers, media_type="text/html")
+
+
+def _number(request: Request) -> int | None:
+    """Returns the version that the address names. Raises RefusedError: it cannot be one."""
+    text = request.path_params.get("number")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise RefusedError(404, "there is no such address")
+    return int(text)
 
 
 def _not_served(number: int | None) -> RefusedError:

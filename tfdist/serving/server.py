@@ -265,6 +265,7 @@ class Server(litserve.LitServer):
                 await self._put(uid, pending)
                 await pending.item.event.wait()
         except TimeoutError:
+            await asyncio.to_thread(pending.version.queue.forget, uid)
             raise UnavailableError(504, "no answer in time") from None
         finally:
             del pending.version.pending[uid], self.response_buffer[uid]
@@ -298,6 +299,8 @@ class Server(litserve.LitServer):
         """Repeats once what a replica had when it ended; returns when none can answer."""
         # A signal may have come before uvicorn's own handlers were there.
         while self.can_answer and not self.is_stopped and not self._is_over.is_set():
+            # Fails where the process that holds the queue is no more, though no replica may tell.
+            self.versions.current.queue.waiting()
             if self._scaling.is_scaled:
                 self._follow_load()
             for version in list(self.versions.present):
