@@ -106,9 +106,8 @@ def command(
     _check_ranks(faults, where)
     with contextlib.ExitStack() as ends:
         folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-rehearse-"))
-        if (
-            as_json and not voice.is_quiet()
-        ):  # Whatever ranks and models print, stdout is one object.
+        if as_json and not voice.is_quiet():
+            # Whatever ranks and models print, stdout is one object.
             ends.enter_context(contextlib.redirect_stdout(sys.stderr))
         unbroken, broken = (
             training_config(

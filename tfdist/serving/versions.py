@@ -96,11 +96,12 @@ class Version:
             code = member.process.exitcode
             tell(f"replica {member.number} ended with code {code}; {self.replicas} left")
             taken.update(self.queue.end(member.number))
+        can_answer = self.can_answer
         # What none has taken waits for those that are left, if there are any.
         found = [
             (uid, pending, uid in taken)
             for uid, pending in self.pending.items()
-            if not pending.item.event.is_set() and (uid in taken or not self.can_answer)
+            if not pending.item.event.is_set() and (uid in taken or not can_answer)
         ]
         if self.wanted is not None:
             self.fleet.follow(self.wanted)
