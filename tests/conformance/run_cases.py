@@ -49,8 +49,8 @@ class OnStrategy(observed.Side):
         self, model: Any, data: tuple, *, epochs: int = observed.EPOCHS, **options: Any
     ) -> dict:
         feed = self._dataset(data, seed=cases.SHUFFLE_SEED)
-        more = {"check_rows": self._tries_rows, **options}
-        return model.fit(feed, epochs=epochs, verbose=0, **more).history
+        found = model.fit(feed, epochs=epochs, verbose=0, check_rows=self._tries_rows, **options)
+        return found.history
 
     def evaluate(self, model: Any, data: tuple) -> dict[str, float]:
         return model.evaluate(self._dataset(data, training=False), return_dict=True, verbose=0)
