@@ -4,9 +4,7 @@ import json
 import sys
 
 import pytest
-from click.testing import CliRunner
 
-from tfdist.cli import doctor
 from tfdist.launch import engines
 from tfdist.launch.engines import Engine, Finding
 
@@ -15,35 +13,36 @@ ILL = Finding("bad", problem="bad is not installed", mend="Run `make setup`")
 
 
 @pytest.fixture
-def doctor_with(monkeypatch):
+def doctor_with(monkeypatch, tfdist):
     def invoke(findings: list[Finding], *arguments: str):
         found = {finding.engine: finding for finding in findings}
         made_up = [Engine(name=name, distribution=name, mend="") for name in found]
         monkeypatch.setattr(engines, "ENGINES", made_up)
         monkeypatch.setattr(engines, "probe", lambda engine, run: found[engine.name])
-        return CliRunner().invoke(doctor.command, arguments, standalone_mode=False)
+        return tfdist("doctor", *arguments)
 
     return invoke
 
 
 def test_all_is_well(doctor_with):
-    result = doctor_with([WELL])
-    assert result.return_value == 0
-    assert "good" in result.stdout
-    assert "GPUs: /gpu:0" in result.stdout
-    assert "TensorFlow 2." in result.stdout
+    code, out, _ = doctor_with([WELL])
+    assert code == 0
+    assert "good" in out
+    assert "GPUs: /gpu:0" in out
+    assert "TensorFlow 2." in out
 
 
 def test_what_is_missing_comes_with_its_mend(doctor_with):
-    result = doctor_with([WELL, ILL])
-    assert result.return_value == 1
-    assert "bad: bad is not installed. Run `make setup`." in result.stdout
+    code, out, _ = doctor_with([WELL, ILL])
+    assert code == 1
+    assert "bad: bad is not installed. Run `make setup`." in out
 
 
 def test_json_is_complete(doctor_with):
-    result = doctor_with([WELL, ILL], "--json")
-    assert result.return_value == 1
-    told = json.loads(result.stdout)
+    code, out, err = doctor_with([WELL, ILL], "--json")
+    assert code == 1
+    assert "bad: bad is not installed. Run `make setup`." in err
+    told = json.loads(out)
     assert (told["ok"], told["gpus"]) == (False, ["/gpu:0"])
     assert told["tensorflow"].startswith("2.")
     assert told["keras"].startswith("2.")

@@ -63,6 +63,18 @@ def test_quiet(tfdist, shards, order):
     assert "written by" in tfdist("inspect", str(shards))[1]  # And it speaks again.
 
 
+@pytest.mark.parametrize("verb", [("options",), ("options", "mirrored")])
+def test_a_verb_that_answers_has_its_document_alone_on_stdout(tfdist, verb):
+    shown = tfdist(*verb)[1]
+    code, out, err = tfdist(*verb, "--json")
+    assert (code, err) == (0, shown)
+    assert "mirrored" in shown
+    assert json.loads(out)
+    for order in (("--json", "--quiet"), ("--quiet", "--json")):
+        assert tfdist(*verb, *order) == (0, out, "")
+    assert tfdist("options", "mirored", "--json")[:2] == (2, "")
+
+
 def test_what_happens_with_times(tfdist, monkeypatch, shards):
     def chatter(**options):
         logging.getLogger("tfdist").debug("one thing")

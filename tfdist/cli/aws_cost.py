@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tfdist.cli import voice
 from tfdist.cli.aws_options import config_options, load_config, speed_options
 from tfdist.errors import OptionError
 
@@ -23,13 +24,17 @@ Examples:
 """
 
 
-@click.command("cost", short_help="Cost, time and carbon for 1..N instances.", epilog=_EPILOG)
+@click.command(
+    "cost",
+    cls=voice.Answering,
+    short_help="Cost, time and carbon for 1..N instances.",
+    epilog=_EPILOG,
+)
 @config_options
 @speed_options
 @click.option(
     "--instances", type=click.IntRange(min=1), default=8, show_default=True, help="The most."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def cost(
     config_path: Path,
     changes: tuple[str, ...],
@@ -38,7 +43,6 @@ def cost(
     records: int | None,
     efficiency: float | None,
     instances: int,
-    as_json: bool,
 ) -> None:
     """Prints what the configured training costs on 1, 2, 4 ... instances.
 
@@ -55,7 +59,7 @@ def cost(
             received="none",
             mend="Give --samples-per-s, or --measured with metrics.json of `tfdist train`",
         )
-    show(config, speed, read_records(config, records), instances, as_json)
+    show(config, speed, read_records(config, records), instances)
 
 
 def before_start(
@@ -129,10 +133,9 @@ def read_records(config: Config, records: int | None) -> int:
     return load_manifest(config.data.folder).splits["train"].records
 
 
-def show(config: Config, speed: Speed, records: int, most: int, as_json: bool = False) -> None:
+def show(config: Config, speed: Speed, records: int, most: int) -> None:
     """Prints the estimates for 1, 2, 4 ... and ``most`` instances."""
     import dataclasses
-    import json
 
     from tfdist.aws.cost import against_one, estimate, last_that_pays
     from tfdist.aws.instances import CarbonTable
@@ -164,8 +167,8 @@ def show(config: Config, speed: Speed, records: int, most: int, as_json: bool = 
     ]
     best = last_that_pays(speed, most)
     more = against_one(estimates[0], estimates[-1])
-    if as_json:
-        value = {
+    voice.answer(
+        {
             "instance_type": training.instance_type,
             "region": config.region,
             "prices_of": prices.date,
@@ -176,8 +179,7 @@ def show(config: Config, speed: Speed, records: int, most: int, as_json: bool = 
             "estimates": [dataclasses.asdict(item) for item in estimates],
             "last_against_one": more,
         }
-        click.echo(json.dumps(value, indent=1))
-        return
+    )
     from rich.table import Table
 
     from tfdist.cli.console import stdout

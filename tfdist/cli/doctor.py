@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import platform
 
 import click
 
+from tfdist.cli import voice
 from tfdist.compat.versions import keras_version, tensorflow_version
 from tfdist.launch import engines
 
 
 @click.command(
     "doctor",
+    cls=voice.Answering,
     short_help="Show which engines work here, and how to mend the rest.",
     epilog="Example: tfdist doctor --run",
 )
 @click.option("--run", is_flag=True, help="Take a real step on two workers with each engine.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def command(run: bool, as_json: bool) -> int:
+def command(run: bool) -> int:
     """Show which engines work here, and how to mend the rest.
 
     Each engine is imported in a process of its own. Exit code 1 when one does not work.
@@ -32,22 +32,19 @@ def command(run: bool, as_json: bool) -> int:
         with progress.status(f"trying {engine.name}"):
             findings.append(engines.probe(engine, run=run))
     gpus = sorted({gpu for finding in findings for gpu in finding.gpus})
-    if as_json:
-        click.echo(json.dumps(_as_json(findings, gpus), indent=2))
-    else:
-        _print_table(findings, gpus)
-    return 0 if all(finding.ok for finding in findings) else 1
-
-
-def _as_json(findings: list[engines.Finding], gpus: list[str]) -> dict:
-    return {
-        "ok": all(finding.ok for finding in findings),
-        "tensorflow": tensorflow_version(),
-        "keras": keras_version(),
-        "python": platform.python_version(),
-        "gpus": gpus,
-        "engines": [{**dataclasses.asdict(finding), "ok": finding.ok} for finding in findings],
-    }
+    ok = all(finding.ok for finding in findings)
+    voice.answer(
+        {
+            "ok": ok,
+            "tensorflow": tensorflow_version(),
+            "keras": keras_version(),
+            "python": platform.python_version(),
+            "gpus": gpus,
+            "engines": [{**dataclasses.asdict(finding), "ok": finding.ok} for finding in findings],
+        }
+    )
+    _print_table(findings, gpus)
+    return 0 if ok else 1
 
 
 def _print_table(findings: list[engines.Finding], gpus: list[str]) -> None:

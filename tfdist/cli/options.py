@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from tfdist.cli import completion
+from tfdist.cli import completion, voice
 from tfdist.strategies import REGISTRY, known_options, spec_of
 from tfdist.strategies.registry import Option
 
 
 @click.command(
     "options",
+    cls=voice.Answering,
     short_help="Show the options of a strategy, and what they mean.",
     epilog="Example: tfdist options mirrored",
 )
 @click.argument("strategy", required=False, shell_complete=completion.strategies)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def command(strategy: str | None, as_json: bool) -> None:
+def command(strategy: str | None) -> None:
     """Show the options of STRATEGY: in Python strategy(NAME, KEY=VALUE), else -o KEY=VALUE.
 
     Without STRATEGY: the strategies that there are.
     """
     if strategy is None:
         summaries = {name: spec.summary for name, spec in REGISTRY.items()}
-        if as_json:
-            click.echo(json.dumps(summaries, indent=2))
-        else:
-            _print_table(("strategy", "what it is"), [*summaries.items()])
+        voice.answer(summaries)
+        _print_table(("strategy", "what it is"), [*summaries.items()])
         return
     spec = spec_of(strategy)
     options = known_options(strategy).values()
-    if as_json:
-        told = [
+    voice.answer(
+        [
             {"name": o.name, "type": o.kind, "default": o.default, "meaning": o.meaning}
             for o in options
         ]
-        click.echo(json.dumps(told, indent=2, default=repr))
-        return
+    )
     click.echo(f"{spec.name}: {spec.summary}\n")
     titles = ("option", "type", "default", "meaning")
     _print_table(titles, [_row(option) for option in options])

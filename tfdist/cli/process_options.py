@@ -53,7 +53,7 @@ def where_options(command: Callable, **others: Any) -> Callable:
             follow_program(os.environ, model_path.parts(given["model"])[0])
         strategy, note = chosen(strategy, processes["workers"])
         if note is not None:
-            click.echo(note, err=bool(given.get("as_json")))
+            click.echo(note)
         where = Where(strategy=strategy, options=parse_options(strategy, option), **processes)
         jobs.check_keras(strategy)
         warn_without_srun(where.workers, where.hosts)

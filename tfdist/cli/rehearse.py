@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -40,7 +37,9 @@ Examples:
 """
 
 
-@click.command("rehearse", epilog=_EPILOG, short_help="Break a training on purpose.")
+@click.command(
+    "rehearse", cls=voice.Answering, epilog=_EPILOG, short_help="Break a training on purpose."
+)
 @where_options
 @model_option
 @data_option
@@ -69,14 +68,12 @@ Examples:
         "help": "Steps between checkpoints: what a fault can cost.",
     },
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(
     where: Where,
     model: str,
     data: str,
     kills: tuple[str, ...],
     stops: tuple[str, ...],
-    as_json: bool,
     **settings: Any,
 ) -> int:
     """Trains your model twice, unbroken and with the faults, and compares the weights.
@@ -104,11 +101,7 @@ def command(
     ]
     faults.sort(key=lambda fault: fault["step"])
     _check_ranks(faults, where)
-    with contextlib.ExitStack() as ends:
-        folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-rehearse-"))
-        if as_json and not voice.is_quiet():
-            # Whatever ranks and models print, stdout is one object.
-            ends.enter_context(contextlib.redirect_stdout(sys.stderr))
+    with tempfile.TemporaryDirectory(prefix="tfdist-rehearse-") as folder:
         unbroken, broken = (
             training_config(
                 where,
@@ -122,10 +115,10 @@ def command(
             for name in ("unbroken", "broken")
         )
         story = Story(broken["faults"])
-        _train(unbroken, where, Story([]), "" if as_json else "unbroken")
+        _train(unbroken, where, Story([]), "unbroken")
         try:
             restarts = 0 if where.min_workers else len(faults)
-            _train(broken, where, story, "" if as_json else "with faults", restarts)
+            _train(broken, where, story, "with faults", restarts)
         except LaunchError as error:
             difference = None
             if not isinstance(error, RankFailedError):  # Whose last lines were shown.
@@ -135,10 +128,8 @@ def command(
                 RunFolder(unbroken["output"]).model, RunFolder(broken["output"]).model
             )
     verdict = story.verdict(where.strategy, difference)
-    if as_json:
-        click.echo(json.dumps(verdict, indent=2))
-    else:
-        _print_verdict(verdict)
+    voice.answer(verdict)
+    _print_verdict(verdict)
     return 0 if verdict["survived"] else 1
 
 
@@ -259,15 +250,13 @@ def _rounded(seconds: float | None) -> float | None:
 def _train(
     config: dict[str, Any], where: Where, story: Story, title: str, max_restarts: int = 0
 ) -> None:
-    """Trains; shows it below ``title``, or not at all."""
-    if title:
-        click.echo(title)
+    """Trains; shows it below ``title``."""
+    click.echo(title)
     with RunFolder(config["output"]).taken(config), shown(config["epochs"]) as show:
 
         def on_event(rank: int, event: dict) -> None:
             story.take(rank, event)
-            if title:
-                show.take(rank, event)
+            show.take(rank, event)
 
         ranks.run(
             RANK,

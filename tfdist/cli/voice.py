@@ -1,7 +1,8 @@
 """How a command speaks: for people, for programs (``--json``), hardly at all (``--quiet``).
 
 What is printed for people goes to ``sys.stdout``, by whatever part of tfdist. With ``--json`` that
-is stderr, and the real standard output has one JSON object a line; with ``--quiet`` it is nothing.
+is stderr, and the real standard output has one JSON object a line, or of an ``Answering`` verb its
+answer alone; with ``--quiet`` it is nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class _Voice:
     def __init__(self) -> None:
         self.stdout = sys.stdout
         self.events: TextIO | None = None
+        self.wants_answer = False
         self.is_quiet = False
         self.result: dict[str, Any] = {}
         self.parting = ""
@@ -36,6 +38,10 @@ class _Voice:
 
 
 _voice = _Voice()
+
+
+class Answering(click.Command):
+    """A verb whose ``--json`` is one document, as given to ``answer``, and no events."""
 
 
 @contextlib.contextmanager
@@ -55,14 +61,14 @@ def speaking() -> Iterator[None]:
 
 
 def with_options(command: click.Command) -> click.Command:
-    """Returns ``command`` with ``--json``, unless it has its own, ``--quiet`` and ``-v``.
+    """Returns ``command`` with ``--json``, ``--quiet`` and ``-v``, of which it may have its own.
 
     Commands of a group have them, too.
     """
     for within in getattr(command, "commands", {}).values():
         with_options(within)
     own = {name for param in command.params for name in param.opts}
-    for option in (_json(), _quiet(), _verbose()):
+    for option in (_json(command), _quiet(), _verbose()):
         if not own & set(option.opts):
             command.params.append(option)
     return command
@@ -78,14 +84,19 @@ def _flag(names: list[str], help_text: str, chosen: Any) -> click.Option:
     )
 
 
-def _json() -> click.Option:
+def _json(command: click.Command) -> click.Option:
     def chosen(ctx: click.Context) -> None:
-        _voice.events = _voice.stdout
         if not _voice.is_quiet:
             sys.stdout = sys.stderr
-        tell("start", verb=_verb(ctx), version=__version__)
+        _voice.wants_answer = isinstance(command, Answering)
+        if not _voice.wants_answer:
+            _voice.events = _voice.stdout
+            tell("start", verb=_verb(ctx), version=__version__)
 
-    return _flag(["--json"], "Print one JSON object a line for what happens, on stdout.", chosen)
+    told = "Print one JSON object a line for what happens, on stdout."
+    if isinstance(command, Answering):
+        told = "Print the answer as JSON, on stdout."
+    return _flag(["--json"], told, chosen)
 
 
 def _verb(ctx: click.Context) -> str:
@@ -150,6 +161,12 @@ def progress(what: str, done: float, total: float | None, unit: str) -> None:
 def result(**fields: Any) -> None:
     """Notes what the last event is to say of what came of it."""
     _voice.result |= fields
+
+
+def answer(value: Any) -> None:
+    """Prints the document of an ``Answering`` verb; nothing without ``--json``."""
+    if _voice.wants_answer:
+        print(json.dumps(_plain(value), indent=2, allow_nan=False), file=_voice.stdout)
 
 
 def take(rank: int, event: dict[str, Any]) -> None:
