@@ -236,7 +236,8 @@ def test_a_search_costs_all_of_its_trainings(capsys, tfdist):
         "5 epochs, each of 20 trainings"
         in tfdist("aws", "cost", *CONFIG, *COST, "--set", search)[1]
     )
-    aws_cost.before_start(config.load(Path(CONFIG[1]), (search,)), (), None, None, None)
+    asked = {"records": None, "speeds": (), "measured": None, "efficiency": None}
+    aws_cost.before_start(config.load(Path(CONFIG[1]), (search,)), **asked)
     assert (
         "training: 20 jobs of 2 x ml.c5.2xlarge, at most 3600 s (max_run_s): at most 16.32 USD"
         in (capsys.readouterr().out)

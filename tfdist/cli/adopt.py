@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfdist.cli import voice
+from tfdist.cli.option_table import names_option
+from tfdist.records.report_text import table_of
 
 if TYPE_CHECKING:
     from tfdist.records.adopting.adopt import DamagedFilesError
@@ -41,10 +43,6 @@ def _splits(
     return splits or None
 
 
-def _names(_ctx: object, _option: object, given: tuple[str, ...]) -> tuple[str, ...] | None:
-    return given or None
-
-
 def _length(_ctx: object, option: click.Parameter, given: str | None) -> int | str | None:
     if given is None or given == "none":
         return given
@@ -53,28 +51,22 @@ def _length(_ctx: object, option: click.Parameter, given: str | None) -> int | s
     return int(given)
 
 
-@click.command("adopt", epilog=_EPILOG, short_help="Make shards of other people's TFRecords.")
+@click.command("adopt", epilog=_EPILOG)
 @click.argument("source", nargs=-1, required=True, metavar="FOLDER_OR_FILES...")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     help="A new folder for the manifest.  [default: the folder of the files]",
 )
-@click.option(
+@names_option(
     "--input",
     "inputs",
-    metavar="NAME,...",
-    multiple=True,
-    callback=_names,
-    help="The features that are inputs.  [default: the only image, or the only feature]",
+    text="The features that are inputs.  [default: the only image, or the only feature]",
 )
-@click.option(
+@names_option(
     "--label",
     "labels",
-    metavar="NAME,...",
-    multiple=True,
-    callback=_names,
-    help="The features that are labels.  [default: the whole number that is called a label]",
+    text="The features that are labels.  [default: the whole number that is called a label]",
 )
 @click.option("--weight", metavar="NAME", help="The feature that is the sample weight.")
 @click.option(
@@ -154,13 +146,9 @@ def _folder(source: Sequence[str], out: Path | None) -> Path | str:
 
 
 def _print_features(described: Sequence[Described]) -> None:
-    from rich.table import Table
-
     from tfdist.cli.console import stdout
 
-    table = Table("feature", "kind", "shape", "example", title="found", title_justify="left")
-    for column in table.columns:
-        column.overflow = "fold"
+    table = table_of("found", ("feature", "kind", "shape", "example"), ())
     for item in described:
         kind = item.kind if item.problem is None else f"{item.kind}, with {item.problem}"
         table.add_row(item.name, kind, item.shown_shape, item.found.example)

@@ -13,7 +13,7 @@ import click
 from tfdist.cli import voice
 from tfdist.cli.aws_cost import cost
 from tfdist.cli.aws_deploy import EXIT_REFUSED, approve, deploy
-from tfdist.cli.aws_options import config_options, load_config, speed_options, warn
+from tfdist.cli.aws_options import speed_options, warn, with_config
 from tfdist.cli.aws_rehearse import rehearse
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ Examples:
 """
 
 
-@click.group("aws", short_help="Train on Amazon SageMaker, or rehearse it here.")
+@click.group("aws")
 def command() -> None:
     """Trains on Amazon SageMaker, and rehearses it on this machine.
 
@@ -46,8 +46,8 @@ command.add_command(deploy)
 
 
 @command.command("upload", short_help="Send shards to S3; resumable, checksums verified.")
-@config_options
-def upload(config_path: Path, changes: tuple[str, ...]) -> None:
+@with_config
+def upload(config: Config) -> None:
     """Sends the shards of data.folder and their manifest to S3.
 
     What is there already is not sent again. Each shard's checksum is verified here and by S3.
@@ -58,7 +58,6 @@ def upload(config_path: Path, changes: tuple[str, ...]) -> None:
     from tfdist.cli.console import megabytes, progress_bar
     from tfdist.errors import OptionError
 
-    config = load_config(config_path, changes)
     if config.data.folder is None:
         raise OptionError(
             "the configuration must have data.folder, whose shards upload sends",
@@ -87,23 +86,15 @@ def upload(config_path: Path, changes: tuple[str, ...]) -> None:
 @command.command(
     "pipeline", short_help="Print, check and start the pipeline.", epilog=_PIPELINE_EPILOG
 )
-@config_options
+@with_config
 @click.option("--dry-run", is_flag=True, help="Print the definition and check it; without AWS.")
 @click.option("--upsert", is_flag=True, help="Create or update the pipeline.")
 @click.option("--start", is_flag=True, help="Start it.")
 @click.option("--wait", is_flag=True, help="Wait until it has ended.")
 @speed_options
-@click.pass_context
 def pipeline(
-    ctx: click.Context,
-    config_path: Path,
-    changes: tuple[str, ...],
-    dry_run: bool,
-    upsert: bool,
-    start: bool,
-    wait: bool,
-    **measured: Any,
-) -> None:
+    config: Config, dry_run: bool, upsert: bool, start: bool, wait: bool, **measured: Any
+) -> int:
     """Makes the pipeline: shard, train or tune, evaluate, decide, register, transform.
 
     Every step is checked against the service model of SageMaker's API, with its enums and patterns;
@@ -131,20 +122,18 @@ def pipeline(
             received="no --start",
             mend="Add --start",
         )
-    config = load_config(config_path, changes)
     session = None if dry_run else _session(config)
     value, code, problems = pipelines.checked(config)
     voice.result(definition=value, problems=problems)
     if dry_run:
         click.echo(json.dumps(value, indent=1))
-    warn(config)
-    for problem in problems:
-        click.echo(f"tfdist: {problem}", err=True)
+    warn(config, problems)
     if problems:
-        ctx.exit(EXIT_REFUSED)
-    note_checked(value)
-    if session is not None:
-        ctx.exit(_on_aws(config, value, code, session, upsert, start, wait, measured))
+        return EXIT_REFUSED
+    _note_checked(value)
+    if session is None:
+        return 0
+    return _on_aws(config, value, code, session, upsert, start, wait, measured)
 
 
 def _session(config: Config) -> Any:
@@ -157,7 +146,7 @@ def _session(config: Config) -> Any:
     return sessions.with_aws(config.region)
 
 
-def note_checked(value: dict[str, Any]) -> None:
+def _note_checked(value: dict[str, Any]) -> None:
     """Says on stderr what has been checked; stdout is the definition's."""
     import importlib.metadata
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tfdist.cli import voice
-from tfdist.cli.aws_options import config_options, load_config, speed_options
+from tfdist.cli.aws_options import speed_options, with_config
+from tfdist.cli.console import stdout
 from tfdist.errors import OptionError
+from tfdist.records.report_text import table_of
 
 if TYPE_CHECKING:
     from tfdist.aws.config import Config
@@ -30,20 +32,10 @@ Examples:
     short_help="Cost, time and carbon for 1..N instances.",
     epilog=_EPILOG,
 )
-@config_options
+@with_config
 @speed_options
-@click.option(
-    "--instances", type=click.IntRange(min=1), default=8, show_default=True, help="The most."
-)
-def cost(
-    config_path: Path,
-    changes: tuple[str, ...],
-    speeds: tuple[str, ...],
-    measured: Path | None,
-    records: int | None,
-    efficiency: float | None,
-    instances: int,
-) -> None:
+@click.option("--instances", type=click.IntRange(min=1), default=8, help="The most.")
+def cost(config: Config, records: int | None, instances: int, **measured: Any) -> None:
     """Prints what the configured training costs on 1, 2, 4 ... instances.
 
     The speed must have been measured on the configured instance type, or the numbers are those of
@@ -51,8 +43,7 @@ def cost(
     of carbon are data files with a date. Spot prices and the seconds of a start are those that the
     configuration gives under cost, with their date.
     """
-    config = load_config(config_path, changes)
-    speed = read_speed(config, speeds, measured, efficiency)
+    speed = read_speed(config, **measured)
     if speed is None:
         raise OptionError(
             "costs must be computed from a measured speed",
@@ -62,19 +53,13 @@ def cost(
     show(config, speed, read_records(config, records), instances)
 
 
-def before_start(
-    config: Config,
-    speeds: tuple[str, ...],
-    measured: Path | None,
-    records: int | None,
-    efficiency: float | None,
-) -> None:
+def before_start(config: Config, *, records: int | None, **measured: Any) -> None:
     """Prints what a start will cost: an estimate from a measured speed, and the most it can be."""
     from tfdist.aws.instances import CarbonTable
 
     training, carbon = config.training, CarbonTable.load()
     prices, instance = _instance(config)
-    speed = read_speed(config, speeds, measured, efficiency)
+    speed = read_speed(config, **measured)
     if speed is not None:
         show(config, speed, read_records(config, records), training.instance_count)
     jobs = 1 if config.tuning is None else config.tuning.max_jobs
@@ -95,7 +80,7 @@ def _instance(config: Config) -> tuple[PriceTable, Instance]:
 
 
 def read_speed(
-    config: Config, speeds: tuple[str, ...], measured: Path | None, efficiency: float | None
+    config: Config, *, speeds: tuple[str, ...], measured: Path | None, efficiency: float | None
 ) -> Speed | None:
     """Returns the measured speed of the options; None when there is none."""
     from tfdist.aws.cost import DEFAULT_EFFICIENCY, Speed, read_measurement
@@ -180,19 +165,11 @@ def show(config: Config, speed: Speed, records: int, most: int) -> None:
             "last_against_one": more,
         }
     )
-    from rich.table import Table
-
-    from tfdist.cli.console import stdout
-
     gpus = f" ({instance.gpus} GPUs, all computing)" if instance.gpus > 1 else ""
     each = f", each of {config.tuning.max_jobs} trainings" if config.tuning else ""
-    table = Table(
-        title=f"{instance.name}{gpus}, {records:,} records, {training.epochs} epochs{each}",
-        title_justify="left",
-    )
-    titles = ("instances", "samples/s", "s/epoch", "hours", "USD/epoch", "USD", "kg CO2e")
-    for title in titles:
-        table.add_column(title, justify="right")
+    title = f"{instance.name}{gpus}, {records:,} records, {training.epochs} epochs{each}"
+    numbers = ("instances", "samples/s", "s/epoch", "hours", "USD/epoch", "USD", "kg CO2e")
+    table = table_of(title, (), numbers)
     for item in estimates:
         table.add_row(
             str(item.instances),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tfdist.cli import voice
-from tfdist.cli.aws_options import config_options, load_config
+from tfdist.cli.aws_options import with_config
+
+if TYPE_CHECKING:
+    from tfdist.aws.config import Config
 
 EXIT_REFUSED = 1
 _EPILOG = """\b
@@ -19,22 +21,20 @@ Examples:
 """
 
 
-def _package_option(verb: Callable) -> Callable:
-    return click.option(
-        "--package", metavar="ARN", help="A model in the registry; the newest one unless given."
-    )(verb)
+_package_option = click.option(
+    "--package", metavar="ARN", help="A model in the registry; the newest one unless given."
+)
 
 
 @click.command("approve", short_help="Approve of a registered model, or reject it.")
-@config_options
+@with_config
 @_package_option
 @click.option("--reject", is_flag=True, help="Reject it instead.")
-def approve(config_path: Path, changes: tuple[str, ...], package: str | None, reject: bool) -> None:
+def approve(config: Config, package: str | None, reject: bool) -> None:
     """Approves of the newest model in the registry that waits for it."""
     from tfdist.aws import serving, sessions
     from tfdist.aws.upload import sending
 
-    config = load_config(config_path, changes)
     client = sessions.with_aws(config.region).client("sagemaker")
     package = package or serving.newest(config, "PendingManualApproval", client)
     status = "Rejected" if reject else "Approved"
@@ -45,17 +45,10 @@ def approve(config_path: Path, changes: tuple[str, ...], package: str | None, re
 
 
 @click.command("deploy", short_help="Make an endpoint of a registered model.", epilog=_EPILOG)
-@config_options
+@with_config
 @_package_option
 @click.option("--dry-run", is_flag=True, help="Print the requests and check them; without AWS.")
-@click.pass_context
-def deploy(
-    ctx: click.Context,
-    config_path: Path,
-    changes: tuple[str, ...],
-    package: str | None,
-    dry_run: bool,
-) -> None:
+def deploy(config: Config, package: str | None, dry_run: bool) -> int:
     """Makes the endpoint of the configuration, or has it take the newest model that is approved.
 
     Every request is checked against the service model of AWS's API; waits until it answers. Exit
@@ -63,7 +56,6 @@ def deploy(
     """
     from tfdist.aws import serving, sessions
 
-    config = load_config(config_path, changes)
     session = None if dry_run else sessions.with_aws(config.region)
     if session is None:
         # Which one is the newest only the registry knows: its first one stands for it.
@@ -80,9 +72,9 @@ def deploy(
     for problem in problems:
         click.echo(f"tfdist: {problem}", err=True)
     if problems:
-        ctx.exit(EXIT_REFUSED)
+        return EXIT_REFUSED
     if session is None:
-        return
+        return 0
     click.echo(f"endpoint {config.name} of {package} ...", err=True)
     serving.deploy(config, made, session)
     voice.result(endpoint=config.name, package=package)
@@ -90,3 +82,4 @@ def deploy(
         f"endpoint {config.name} answers. It costs until `aws sagemaker delete-endpoint "
         f"--endpoint-name {config.name} --region {config.region}`"
     )
+    return 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,27 +14,33 @@ from tfdist.errors import package_missing
 
 if TYPE_CHECKING:
     from tfdist.aws.config import Config
+    from tfdist.aws.validate import Problem
 
 
-def config_options(verb: Callable) -> Callable:
-    """Adds --config and --set to a verb."""
-    verb = click.option(
+def with_config(verb: Callable) -> Callable:
+    """Adds --config and --set to a verb, which receives the configuration that they give."""
+
+    @functools.wraps(verb)
+    def configured(config_path: Path, changes: tuple[str, ...], **given: Any) -> Any:
+        return verb(config=_load(config_path, changes), **given)
+
+    configured = click.option(
         "--set",
         "changes",
         multiple=True,
         metavar="SECTION.KEY=VALUE",
         help="Change the configuration, as evaluation.threshold=0.5; may be given several times.",
-    )(verb)
+    )(configured)
     return click.option(
         "--config",
         "config_path",
         required=True,
         type=click.Path(path_type=Path),
         help="A YAML file, as tfdist init --sagemaker writes one.",
-    )(verb)
+    )(configured)
 
 
-def load_config(path: Path, changes: tuple[str, ...]) -> Config:
+def _load(path: Path, changes: tuple[str, ...]) -> Config:
     """Reads the configuration of a verb.
 
     Raises:
@@ -49,15 +56,15 @@ def load_config(path: Path, changes: tuple[str, ...]) -> Config:
     return config.load(path, changes)
 
 
-def warn(config: Config) -> None:
-    """Says in one line that the image of the configuration is patched no more, if so."""
+def warn(config: Config, problems: Sequence[Problem]) -> None:
+    """Says that the image of the configuration is patched no more, if so, and each problem."""
     import datetime
 
     from tfdist.aws import training
 
     told = training.warning(config, datetime.date.today())
-    if told is not None:
-        click.echo(f"tfdist: {told}", err=True)
+    for line in (*([told] if told else ()), *problems):
+        click.echo(f"tfdist: {line}", err=True)
 
 
 def speed_options(verb: Callable) -> Callable:

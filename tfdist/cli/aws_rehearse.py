@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from tfdist.cli import voice
-from tfdist.cli.aws_options import config_options, load_config, warn
+from tfdist.cli.aws_options import warn, with_config
 
 if TYPE_CHECKING:
     from tfdist.aws.config import Config
@@ -30,21 +29,14 @@ Examples:
 
 
 @click.command("rehearse", short_help="Carry out the pipeline here.", epilog=_EPILOG)
-@config_options
+@with_config
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
     help="A new folder for what the containers hold; a temporary one unless given.",
 )
 @click.option("--verbose", is_flag=True, help="Show all that the steps print.")
-@click.pass_context
-def rehearse(
-    ctx: click.Context,
-    config_path: Path,
-    changes: tuple[str, ...],
-    output: Path | None,
-    verbose: bool,
-) -> None:
+def rehearse(config: Config, output: Path | None, verbose: bool) -> int:
     """Carries out the pipeline on this machine, without AWS and without Docker.
 
     The definition is the one that AWS would get. SageMaker's own training toolkit runs the training
@@ -55,12 +47,7 @@ def rehearse(
     """
     from tfdist.errors import OptionError
 
-    config = load_config(config_path, changes)
-    if (
-        output is not None
-        and output.exists()
-        and not (output.is_dir() and not any(output.iterdir()))
-    ):
+    if output and output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise OptionError(
             "--output must be a new folder",
             received=f"{output}, which exists",
@@ -69,7 +56,7 @@ def rehearse(
     with contextlib.ExitStack() as stack:
         if output is None:
             output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-")))
-        ctx.exit(_rehearse(config, output.resolve(), verbose))
+        return _rehearse(config, output.resolve(), verbose)
 
 
 def _rehearse(config: Config, folder: Path, verbose: bool) -> int:
@@ -78,10 +65,7 @@ def _rehearse(config: Config, folder: Path, verbose: bool) -> int:
     from tfdist.aws.rehearsal.run import Rehearsal
     from tfdist.aws.upload import upload
 
-    with (
-        _sigterm_unwinds(),
-        sessions.loopback(config.region, config.bucket) as (session, leads_there),
-    ):
+    with sessions.loopback(config.region, config.bucket) as (session, leads_there):
         s3, sagemaker = session.client("s3"), session.client("sagemaker")
         if config.data.folder is not None:
             bucket, prefix = parse_uri(config.data_root)
@@ -89,9 +73,7 @@ def _rehearse(config: Config, folder: Path, verbose: bool) -> int:
             _line("Upload", "moto", "Succeeded", f"{sent.sent} files to {config.data_root}")
         value, code, problems = pipeline.checked(config)
         voice.result(problems=problems)
-        warn(config)
-        for problem in problems:
-            click.echo(f"tfdist: {problem}", err=True)
+        warn(config, problems)
         if problems:
             return _EXIT_FAILED
         pipeline.upsert(config, value, code, session)
@@ -155,18 +137,3 @@ def _runner(verbose: bool) -> Callable[..., int]:
         return outcome.exit_code
 
     return run
-
-
-@contextlib.contextmanager
-def _sigterm_unwinds() -> Iterator[None]:
-    """Lets SIGTERM end the server and remove the folder also while no step runs."""
-    import signal
-
-    def leave(number: int, _frame: Any) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

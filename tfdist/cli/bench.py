@@ -17,6 +17,7 @@ from tfdist.cli.console import stdout
 from tfdist.cli.option_table import options_of, plot_option
 from tfdist.compat import follow_program
 from tfdist.errors import OptionError
+from tfdist.records.report_text import table_of
 from tfdist.runs.needs import find_needs
 from tfdist.runs.settings import OfLearning, Settings
 from tfdist.runs.training import find_splits
@@ -32,16 +33,10 @@ Examples:
 """
 
 
-@click.group(
-    "bench",
-    epilog=_EPILOG,
-    short_help="Measure strategies side by side.",
-    invoke_without_command=True,
-)
+@click.group("bench", epilog=_EPILOG, invoke_without_command=True)
 @click.option(
     "--model",
     default="mlp",
-    show_default=True,
     metavar="NAME|FILE.py:NAME",
     help=f"A built-in model: {', '.join(workloads.MODELS)}; or a function that returns a compiled "
     "Keras model.",
@@ -57,27 +52,23 @@ Examples:
     "--records",
     type=click.IntRange(min=12),
     default=6_000,
-    show_default=True,
     help="Of built-in data, five of six to train on; CIFAR-10 has 60,000.",
 )
 @click.option(
     "--image-size",
     type=click.IntRange(min=32),
     default=32,
-    show_default=True,
     help="Height and width that a built-in model of images resizes them to.",
 )
 @click.option(
     "--strategies",
     default="single,mirrored,horovod,multi_worker",
-    show_default=True,
     metavar="A,B",
     help="What to train on.",
 )
 @click.option(
     "--workers",
     default="1,2",
-    show_default=True,
     metavar="N,M",
     help="Numbers of devices: of workers, or of the devices of one process.",
 )
@@ -87,11 +78,7 @@ Examples:
     help="Cores of a device.  [default: this machine's, divided by the most devices]",
 )
 @click.option(
-    "--rounds",
-    type=click.IntRange(min=1),
-    default=2,
-    show_default=True,
-    help="How often each is trained, in turn.",
+    "--rounds", type=click.IntRange(min=1), default=2, help="How often each is trained, in turn."
 )
 @options_of(OfLearning, "epochs", "global_batch_size", "seed", "limit_steps", epochs={"default": 2})
 @click.option(
@@ -264,13 +251,9 @@ def _print(
 ) -> None:
     import statistics
 
-    from rich.table import Table
-
     name = next((name for name in base.metrics if name != "loss"), "loss")
     numbers = ("s/epoch", "samples/s", "+-", "planned", "speed-up", "efficiency", name)
-    table = Table("strategy", "devices", *numbers)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = table_of(None, ("strategy",), ("devices", *numbers))
     for at, row in enumerate(rows):
         entry = row.entry
         if at not in gains:

@@ -11,6 +11,7 @@ from tfdist.benching import chart, sums
 from tfdist.cli import voice
 from tfdist.cli.console import stdout
 from tfdist.cli.option_table import plot_option
+from tfdist.records.report_text import table_of
 
 _EPILOG = """\b
 Examples:
@@ -20,13 +21,13 @@ Examples:
 
 
 @click.command("allreduce", epilog=_EPILOG)
-@click.option("--sizes", default="1KiB:16MiB", show_default=True, metavar="FROM:TO")
+@click.option("--sizes", default="1KiB:16MiB", metavar="FROM:TO")
 @click.option(
     "--ways",
     metavar="A,B",
     help=f"What adds up: {', '.join(sums.WAYS)}.  [default: those that are installed]",
 )
-@click.option("--workers", type=click.IntRange(min=2), default=2, show_default=True)
+@click.option("--workers", type=click.IntRange(min=2), default=2)
 @plot_option("Draw the seconds over the bytes.")
 def command(sizes: str, ways: str | None, workers: int, plot: Path | None) -> None:
     """Measures how long processes of this machine take to add tensors up.
@@ -35,8 +36,6 @@ def command(sizes: str, ways: str | None, workers: int, plot: Path | None) -> No
     carries, 2 (p - 1) / p of the bytes over the seconds, which tells the same for any number of
     ranks p.
     """
-    from rich.table import Table
-
     chosen = sums.available() if ways is None else ways.split(",")
     asked = sums.sizes_of(sizes)
     with stdout().status("adding up") as status:
@@ -45,7 +44,8 @@ def command(sizes: str, ways: str | None, workers: int, plot: Path | None) -> No
             status.update(f"adding up by {way}: {event.get('bytes', 'starting')}")
 
         rows = sums.run(chosen, asked, workers, take)
-    table = Table("bytes", *(f"{way}{unit}" for way in chosen for unit in (" ms", " MB/s")))
+    titles = [f"{way}{unit}" for way in chosen for unit in (" ms", " MB/s")]
+    table = table_of(None, (), ("bytes", *titles))
     took = {(way, size): seconds for way, size, seconds in rows}
     for size in asked:
         cells = []
@@ -54,8 +54,6 @@ def command(sizes: str, ways: str | None, workers: int, plot: Path | None) -> No
             bandwidth = sums.bus_bandwidth(size, seconds, workers)
             cells += [f"{seconds * 1e3:,.3f}", f"{bandwidth / 1e6:,.1f}"]
         table.add_row(f"{size:,}", *cells)
-    for column in table.columns:
-        column.justify = "right"
     voice.result(
         workers=workers,
         sums=[

@@ -9,8 +9,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from tfdist.cli import voice
+from tfdist.records.report_text import table_of
 
 # Wide enough for the tables when the output is a file or a pipe, which have no width of their own.
 _FILE_WIDTH = 120
@@ -22,6 +24,13 @@ def stdout() -> Console:
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     return console
+
+
+def plain_table(*titles: str) -> Table:
+    """Returns an empty table without lines."""
+    table = table_of(None, titles, ())
+    table.box, table.pad_edge = None, False
+    return table
 
 
 @contextlib.contextmanager

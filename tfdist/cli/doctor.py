@@ -12,12 +12,7 @@ from tfdist.compat.versions import keras_version, tensorflow_version
 from tfdist.launch import engines
 
 
-@click.command(
-    "doctor",
-    cls=voice.Answering,
-    short_help="Show which engines work here, and how to mend the rest.",
-    epilog="Example: tfdist doctor --run",
-)
+@click.command("doctor", cls=voice.Answering, epilog="Example: tfdist doctor --run")
 @click.option("--run", is_flag=True, help="Take a real step on two workers with each engine.")
 def command(run: bool) -> int:
     """Show which engines work here, and how to mend the rest.
@@ -48,13 +43,9 @@ def command(run: bool) -> int:
 
 
 def _print_table(findings: list[engines.Finding], gpus: list[str]) -> None:
-    from rich.table import Table
+    from tfdist.cli.console import plain_table, stdout
 
-    from tfdist.cli.console import stdout
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("engine", "version", "imports", "runs", "note"):
-        table.add_column(title, overflow="fold")
+    table = plain_table("engine", "version", "imports", "runs", "note")
     for finding in findings:
         table.add_row(
             finding.engine,

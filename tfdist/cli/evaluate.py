@@ -11,6 +11,7 @@ from tfdist.cli.console import stdout, step_status
 from tfdist.cli.option_table import options_of
 from tfdist.cli.process_options import data_option, where_options
 from tfdist.launch.jobs import Where
+from tfdist.records.report_text import table_of
 from tfdist.runs.evaluating import Evaluation, carry_out, find
 from tfdist.runs.settings import Settings
 
@@ -23,7 +24,7 @@ Examples:
 """
 
 
-@click.command("evaluate", epilog=_EPILOG, short_help="Compare trained models.")
+@click.command("evaluate", epilog=_EPILOG)
 @click.argument("trained", nargs=-1, required=True, metavar="RUN|FILE...")
 @where_options
 @click.option(
@@ -57,10 +58,8 @@ def command(
 
 
 def _print(found: list[Evaluation]) -> None:
-    from rich.table import Table
-
     names = list(dict.fromkeys(name for each in found for name in each.metrics))
-    table = Table("trained", "records", *names)
+    table = table_of(None, ("trained", "records", *names), ())
     for each in found:
         values = [f"{each.metrics[name]:.6g}" if name in each.metrics else "" for name in names]
         table.add_row(str(each.weights), f"{each.records:,}", *values)

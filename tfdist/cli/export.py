@@ -44,13 +44,12 @@ the bytes of an image into it. A float32 input takes the same values as floats.
 """.format(quantizations="\n".join(f"  {name:9} {text}" for name, text in QUANTIZATIONS.items()))
 
 
-@click.command("export", epilog=_EPILOG, short_help="Write a model as a TFLite file.")
+@click.command("export", epilog=_EPILOG)
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option(
     "--quantize",
     default="none",
-    show_default=True,
     metavar="|".join((*QUANTIZATIONS, AUTO)),
     help="How weights and activations are stored; see below.",
 )
@@ -61,21 +60,14 @@ the bytes of an image into it. A float32 input takes the same values as floats.
     help="Shards written by tfdist shard: the split train gives the ranges of int8, validation "
     "the comparison with Keras. DIR/SPLIT serves for both. Without it nothing is compared.",
 )
+@click.option("--samples", type=int, default=200, help="Records to learn ranges from.")
 @click.option(
-    "--samples", type=int, default=200, show_default=True, help="Records to learn ranges from."
-)
-@click.option(
-    "--parity-samples",
-    type=int,
-    default=1000,
-    show_default=True,
-    help="Records to compare with Keras on, at most.",
+    "--parity-samples", type=int, default=1000, help="Records to compare with Keras on, at most."
 )
 @click.option(
     "--max-drop",
     type=float,
     default=0.01,
-    show_default=True,
     help="Largest drop of accuracy against Keras, or relative growth of the loss of a model that "
     "does not classify. Above it nothing is written and the exit code is 1.",
 )
@@ -83,12 +75,9 @@ the bytes of an image into it. A float32 input takes the same values as floats.
     "--input-type",
     type=click.Choice(INPUT_TYPES),
     default="auto",
-    show_default=True,
     help="auto: uint8 for int8 files where the records are uint8, else float32.",
 )
-@click.option(
-    "--output-type", type=click.Choice(OUTPUT_TYPES), default="float32", show_default=True
-)
+@click.option("--output-type", type=click.Choice(OUTPUT_TYPES), default="float32")
 @click.option(
     "--rescale",
     metavar="SCALE[,OFFSET]",
@@ -100,7 +89,6 @@ the bytes of an image into it. A float32 input takes the same values as floats.
     "--format",
     type=click.Choice((*FORMATS, TF_SERVING)),
     default="tflite",
-    show_default=True,
     help="c: a C header with the file as an array and an arena size, for microcontrollers; "
     "tf-serving: a SavedModel, the next version in the folder OUT, for TensorFlow Serving.",
 )

@@ -20,7 +20,7 @@ Examples:
 """
 
 
-@click.command("init", epilog=_EPILOG, short_help="Write a small project that trains as it stands.")
+@click.command("init", epilog=_EPILOG)
 @click.argument("folder", type=click.Path(path_type=Path), default=".")
 @click.option("--sagemaker", is_flag=True, help="Also write the folder for Amazon SageMaker.")
 def command(folder: Path, sagemaker: bool) -> None:

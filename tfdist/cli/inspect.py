@@ -36,7 +36,7 @@ Examples:
 """
 
 
-@click.command("inspect", epilog=_EPILOG, short_help="Show and check a folder of shards.")
+@click.command("inspect", epilog=_EPILOG)
 @click.argument(
     "path",
     metavar="OUT[/SPLIT]",
@@ -55,8 +55,7 @@ Examples:
     type=click.Path(path_type=Path),
     help="Draw how records and classes are spread over the clients of federated learning.",
 )
-@click.pass_context
-def command(ctx: click.Context, path: Path, check_bytes: bool, plot: Path | None) -> None:
+def command(path: Path, check_bytes: bool, plot: Path | None) -> int:
     """Shows the splits, the shards, the schema and the class balance of the folder OUT.
 
     OUT/SPLIT shows and checks that split alone.
@@ -96,8 +95,7 @@ def command(ctx: click.Context, path: Path, check_bytes: bool, plot: Path | None
     if plot is not None:
         _plot(folder, stores, plot)
         console.print(f"plot: {plot}", soft_wrap=True)
-    if check_bytes and not _check(folder, split):
-        ctx.exit(EXIT_FAULTS)
+    return EXIT_FAULTS if check_bytes and not _check(folder, split) else 0
 
 
 def _folder_and_split(path: Path) -> tuple[Path, str | None]:

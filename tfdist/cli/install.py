@@ -24,11 +24,7 @@ from tfdist.launch.programs import rank_environment
 _ENGINES = ("mesh", "federated", "horovod")
 
 
-@click.command(
-    "install",
-    short_help="Bring Horovod, TFF and Mesh-TensorFlow into this Python.",
-    epilog="Example: tfdist install horovod --dry-run",
-)
+@click.command("install", epilog="Example: tfdist install horovod --dry-run")
 @click.argument("engine", type=click.Choice([*_ENGINES, "all"]))
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 @click.option(

@@ -22,7 +22,6 @@ _EXIT_BROKEN_PIPE = 141
 
 @click.command(
     "launch",
-    short_help="Run any script on several processes, and end them all.",
     context_settings={"allow_interspersed_args": False},
     epilog="Example: tfdist launch --strategy horovod --workers 2 -- python train.py --epochs 3",
 )

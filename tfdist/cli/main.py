@@ -27,29 +27,29 @@ _EXIT_BROKEN = 1  # With a traceback.
 _EXIT_TERMINATED = 128 + signal.SIGTERM
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-# verb -> (module, one line for --help): the listing needs no import of the verbs.
+# verb, which a module is called as, -> one line for --help: the listing imports no verb.
 _VERBS = {
-    "init": ("tfdist.cli.init", "Write a small project that trains as it stands."),
-    "shard": ("tfdist.cli.shard", "Write data as TFRecord shards with a manifest."),
-    "adopt": ("tfdist.cli.adopt", "Make shards of other people's TFRecords, as they are."),
-    "inspect": ("tfdist.cli.inspect", "Show what is in a folder of shards, and check every byte."),
-    "plan": ("tfdist.cli.plan", "Show what a model needs on some devices, and what to take."),
-    "train": ("tfdist.cli.train", "Train a Keras model on a strategy; starts its own processes."),
-    "tune": ("tfdist.cli.tune", "Search for hyperparameters: many trainings, the best goes on."),
-    "trace": ("tfdist.cli.trace", "Show where the time of a step goes, on every rank."),
-    "verify": ("tfdist.cli.verify", "Prove that a strategy gives one device's weights."),
-    "bench": ("tfdist.cli.bench", "Measure strategies side by side, or sums alone."),
-    "evaluate": ("tfdist.cli.evaluate", "Compare trained models on the same records."),
-    "predict": ("tfdist.cli.predict", "Write a trained model's outputs for each record."),
-    "serve": ("tfdist.cli.serve", "Answer requests over HTTP with a trained model."),
-    "merge": ("tfdist.cli.merge", "Join the parts that jobs have made apart to one."),
-    "options": ("tfdist.cli.options", "Show the options of a strategy, and what they mean."),
-    "export": ("tfdist.cli.export", "Write a model as a TFLite file, and prove it the same."),
-    "rehearse": ("tfdist.cli.rehearse", "Break a training on purpose, and see what is lost."),
-    "aws": ("tfdist.cli.aws", "Train on Amazon SageMaker, or rehearse it on this machine."),
-    "launch": ("tfdist.cli.launch", "Run any script on several processes, and end them all."),
-    "install": ("tfdist.cli.install", "Bring the engines that pip alone cannot."),
-    "doctor": ("tfdist.cli.doctor", "Show which engines work here, and how to mend the rest."),
+    "init": "Write a small project that trains as it stands.",
+    "shard": "Write data as TFRecord shards with a manifest.",
+    "adopt": "Make shards of other people's TFRecords, as they are.",
+    "inspect": "Show what is in a folder of shards, and check every byte.",
+    "plan": "Show what a model needs on some devices, and what to take.",
+    "train": "Train a Keras model on a strategy; starts its own processes.",
+    "tune": "Search for hyperparameters: many trainings, the best goes on.",
+    "trace": "Show where the time of a step goes, on every rank.",
+    "verify": "Prove that a strategy gives one device's weights.",
+    "bench": "Measure strategies side by side, or sums alone.",
+    "evaluate": "Compare trained models on the same records.",
+    "predict": "Write a trained model's outputs for each record.",
+    "serve": "Answer requests over HTTP with a trained model.",
+    "merge": "Join the parts that jobs have made apart to one.",
+    "options": "Show the options of a strategy, and what they mean.",
+    "export": "Write a model as a TFLite file, and prove it the same.",
+    "rehearse": "Break a training on purpose, and see what is lost.",
+    "aws": "Train on Amazon SageMaker, or rehearse it on this machine.",
+    "launch": "Run any script on several processes, and end them all.",
+    "install": "Bring the engines that pip alone cannot.",
+    "doctor": "Show which engines work here, and how to mend the rest.",
 }
 
 
@@ -67,11 +67,13 @@ class _LazyVerbs(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _VERBS:
             return None
-        return voice.with_options(importlib.import_module(_VERBS[name][0]).command)
+        command = importlib.import_module(f"tfdist.cli.{name}").command
+        command.short_help = _VERBS[name]  # For a shell that completes.
+        return voice.with_options(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _VERBS.items()])
+            formatter.write_dl(list(_VERBS.items()))
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
         if args and not args[0].startswith("-"):
@@ -86,7 +88,11 @@ class _LazyVerbs(click.Group):
 
 @click.group(
     cls=_LazyVerbs,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
     epilog="Example: tfdist shard digits data && tfdist inspect data --check",
 )
 @click.version_option(__version__, prog_name="tfdist")

@@ -22,7 +22,7 @@ Examples:
 """
 
 
-@click.command("merge", epilog=_EPILOG, short_help="Join parts to one.")
+@click.command("merge", epilog=_EPILOG)
 @click.argument("output", metavar="FILE|DIR", type=click.Path(path_type=Path))
 @click.option("--overwrite", is_flag=True, help="Replace FILE when all parts are joined.")
 def command(output: Path, *, overwrite: bool) -> None:

@@ -46,6 +46,15 @@ def options_of(table: type, *names: str, **others: Mapping[str, Any]) -> Decorat
     return decorate
 
 
+def names_option(*flags: str, text: str) -> Decorator:
+    """Returns an option of names with commas between, which may be given several times."""
+
+    def joined(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> str | None:
+        return ",".join(given) or None
+
+    return click.option(*flags, multiple=True, metavar="NAME,...", callback=joined, help=text)
+
+
 def plot_option(draws: str) -> Decorator:
     """Returns the option --plot: the path of a chart, which can be drawn and written there."""
 
@@ -79,7 +88,7 @@ def _option(item: Any, others: Mapping[str, Any]) -> Decorator:
     flag = f"--{item.name.removesuffix('_s').replace('_', '-')}"
     given = {"help": about["text"], "metavar": about["metavar"]}
     if item.default is not None:
-        given |= {"default": item.default, "show_default": item.default is not False}
+        given["default"] = item.default
     if kind.startswith("bool"):
         given["is_flag"] = True
         flag += f"/--no-{flag[2:]}" * bool(item.default)

@@ -9,12 +9,7 @@ from tfdist.strategies import REGISTRY, known_options, spec_of
 from tfdist.strategies.registry import Option
 
 
-@click.command(
-    "options",
-    cls=voice.Answering,
-    short_help="Show the options of a strategy, and what they mean.",
-    epilog="Example: tfdist options mirrored",
-)
+@click.command("options", cls=voice.Answering, epilog="Example: tfdist options mirrored")
 @click.argument("strategy", required=False, shell_complete=completion.strategies)
 def command(strategy: str | None) -> None:
     """Show the options of STRATEGY: in Python strategy(NAME, KEY=VALUE), else -o KEY=VALUE.
@@ -46,14 +41,9 @@ def _row(option: Option) -> tuple[str, str, str, str]:
 
 
 def _print_table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
+    from tfdist.cli.console import plain_table, stdout
 
-    from tfdist.cli.console import stdout
-
-    table = Table(box=None, pad_edge=False)
-    for title in titles:
-        table.add_column(title, overflow="fold")
+    table = plain_table(*titles)
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*row)
     stdout().print(table)

@@ -14,6 +14,7 @@ from tfdist.cli.option_table import options_of, plot_option
 from tfdist.cli.process_options import optional_model_option
 from tfdist.errors import OptionError, spelt
 from tfdist.planning.report import Plan
+from tfdist.records.report_text import table_of
 from tfdist.runs.checking import Check, check_plan, refuse_other_devices
 from tfdist.runs.planning import plan
 from tfdist.runs.settings import OfLearning
@@ -37,7 +38,7 @@ Examples:
 """
 
 
-@click.command("plan", epilog=_EPILOG, short_help="What a model needs on some devices.")
+@click.command("plan", epilog=_EPILOG)
 @optional_model_option
 @click.option(
     "--devices",
@@ -76,9 +77,7 @@ Examples:
     metavar="USD",
     help="Price of a host, such as a spot price.  [default: on demand, as `tfdist aws cost`]",
 )
-@click.option(
-    "--region", default="us-east-1", show_default=True, help="Of AWS: whose electricity it is."
-)
+@click.option("--region", default="us-east-1", help="Of AWS: whose electricity it is.")
 @plot_option("Draw memory and scaling.")
 @click.option(
     "--jobs",
@@ -201,18 +200,9 @@ def _print(made: Plan, costs: Costs) -> None:
 
 
 def _rows_table(made: Plan) -> Table:
-    from rich.table import Table
-
-    cluster = made.cluster
-    table = Table(
-        title=f"{cluster.describe()}, {made.global_batch_size:,} rows a step",
-        title_justify="left",
-    )
-    table.add_column("strategy")
-    table.add_column("options")
-    titles = ("memory", "fits", "largest batch", "sent a step", "sending", "a step", "speed-up")
-    for title in titles:
-        table.add_column(title, justify="right")
+    title = f"{made.cluster.describe()}, {made.global_batch_size:,} rows a step"
+    numbers = ("memory", "fits", "largest batch", "sent a step", "sending", "a step", "speed-up")
+    table = table_of(title, ("strategy", "options"), numbers)
     for row in made.rows:
         if row.refusal is not None:
             continue
@@ -232,12 +222,8 @@ def _rows_table(made: Plan) -> Table:
 
 
 def _print_checks(checks: list[Check]) -> None:
-    from rich.table import Table
-
-    table = Table(title="told and measured, on the device that holds most", title_justify="left")
-    table.add_column("strategy")
-    for title in ("told", "measured", "told / measured"):
-        table.add_column(title, justify="right")
+    title = "told and measured, on the device that holds most"
+    table = table_of(title, ("strategy",), ("told", "measured", "told / measured"))
     for check in checks:
         if check.measured is not None:
             of_it = f"{check.told / check.measured:.3f}"
@@ -256,18 +242,12 @@ def _largest(row: Row, batch: int) -> str:
 
 
 def _scaling_table(made: Plan, costs: Costs) -> Table:
-    from rich.table import Table
-
     one = made.global_batch_size
     fits = "" if made.rows[0].fits else f"; {one:,} rows do NOT FIT on one, as the replicas are"
-    table = Table(
-        title=f"replicas of one device: the same {one:,} rows a step, or {one:,} on each device"
-        + fits,
-        title_justify="left",
-    )
+    title = f"replicas of one device: the same {one:,} rows a step, or {one:,} on each device"
     titles = ("devices", "hosts", "same: a step", "speed-up", "efficiency", "each: rows/s")
-    for title in (*titles, "efficiency", "USD/10⁶ rows", "kg CO2e/10⁶ rows"):
-        table.add_column(title, justify="right")
+    titles += ("efficiency", "USD/10⁶ rows", "kg CO2e/10⁶ rows")
+    table = table_of(title + fits, (), titles)
     for point in made.scaling.points if made.scaling else ():
         price = costs.of_rows(point.hosts, point.grown_rows_per_s)
         usd, kilograms = price["usd_per_million_rows"], price["kg_co2_per_million_rows"]

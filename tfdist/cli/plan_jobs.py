@@ -10,12 +10,11 @@ from tfdist.cli.console import stdout
 from tfdist.planning.devices import DeviceTable
 from tfdist.planning.job_file import read_jobs
 from tfdist.planning.placement import Ending, Placement, place, when_ended
+from tfdist.records.report_text import table_of
 
 
 def show(path: Path, device_file: Path | None) -> None:
     """Prints where each job of a file runs, and what to do when one ends."""
-    from rich.table import Table
-
     jobs, pool = read_jobs(path, DeviceTable.load(device_file))
     placed = place(jobs, pool)
     endings = [when_ended(name, placed, jobs, pool) for name in placed.slots]
@@ -27,7 +26,8 @@ def show(path: Path, device_file: Path | None) -> None:
         waiting=list(placed.waiting),
         endings=[{"job": e.job, "starts": e.starts, "moves": e.moves} for e in endings],
     )
-    table = Table("job", "devices", "runs on", "shares devices with", "when it ends")
+    titles = ("job", "devices", "runs on", "shares devices with", "when it ends")
+    table = table_of(None, titles, ())
     for job in jobs:
         table.add_row(job.name, str(job.devices), *_cells(job.name, placed, endings))
     console = stdout()

@@ -12,6 +12,7 @@ from tfdist.cli.console import stdout, step_status
 from tfdist.cli.option_table import options_of
 from tfdist.cli.process_options import model_option, where_options
 from tfdist.launch.jobs import Where
+from tfdist.records.report_text import table_of
 from tfdist.runs.predicting import Predictions, carry_out
 from tfdist.runs.settings import Settings
 
@@ -29,7 +30,7 @@ Examples:
 """
 
 
-@click.command("predict", epilog=_EPILOG, short_help="Write a model's outputs for each record.")
+@click.command("predict", epilog=_EPILOG)
 @where_options
 @model_option
 @click.option(
@@ -86,9 +87,7 @@ def command(where: Where, **given: Any) -> None:
 
 
 def _print(found: Predictions) -> None:
-    from rich.table import Table
-
-    table = Table("output", "shape", "type")
+    table = table_of(None, ("output", "shape", "type"), ())
     for name, (shape, dtype) in found.outputs.items():
         table.add_row(name, " x ".join(f"{size:,}" for size in shape), dtype)
     console = stdout()

@@ -18,6 +18,7 @@ from tfdist.cli.process_options import data_option, model_option, where_options
 from tfdist.cli.train import shown
 from tfdist.errors import LaunchError, OptionError, RankFailedError, unknown_choice
 from tfdist.launch.jobs import Where
+from tfdist.records.report_text import table_of
 from tfdist.runs import ranks
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.settings import Settings
@@ -37,9 +38,7 @@ Examples:
 """
 
 
-@click.command(
-    "rehearse", cls=voice.Answering, epilog=_EPILOG, short_help="Break a training on purpose."
-)
+@click.command("rehearse", cls=voice.Answering, epilog=_EPILOG)
 @where_options
 @model_option
 @data_option
@@ -64,7 +63,6 @@ Examples:
     global_batch_size={"default": 64},
     checkpoint_every={
         "default": 10,
-        "show_default": True,
         "help": "Steps between checkpoints: what a fault can cost.",
     },
 )
@@ -269,11 +267,7 @@ def _train(
 
 
 def _print_verdict(verdict: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    table = Table("fault", "noticed by", "all ended after", "went on after")
-    for column in table.columns[2:]:
-        column.justify = "right"
+    table = table_of(None, ("fault", "noticed by"), ("all ended after", "went on after"))
     for blow in verdict["faults"]:
         seconds = (blow["ended_s"], blow["going_on_s"])
         shown_seconds = ("" if each is None else f"{each:.1f} s" for each in seconds)

@@ -38,7 +38,7 @@ Examples:
 _DEFAULTS = (8.0, 5.0, 60.0)
 
 
-@click.command("serve", epilog=_EPILOG, short_help="Answer requests over HTTP.")
+@click.command("serve", epilog=_EPILOG)
 @click.argument("source", metavar="RUN|MODEL", type=click.Path(path_type=Path))
 @click.option(
     "--model",
@@ -66,14 +66,8 @@ _DEFAULTS = (8.0, 5.0, 60.0)
     help="Write into DIR what another server takes, and serve nothing here: an application of Ray "
     "Serve, the next version for TensorFlow Serving, or a model.tar.gz.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens.")
-@click.option(
-    "--port",
-    default=8501,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="0 is any that is free.",
-)
+@click.option("--host", default="127.0.0.1", help="Where it listens.")
+@click.option("--port", default=8501, type=click.IntRange(0, 65535), help="0 is any that is free.")
 @options_of(
     Where,
     *("strategy", "options"),
@@ -113,47 +107,33 @@ _DEFAULTS = (8.0, 5.0, 60.0)
 @click.option(
     "--max-batch",
     default=32,
-    show_default=True,
     type=click.IntRange(1),
     help="Most requests that are answered together.",
 )
 @click.option(
     "--batch-wait-ms",
     default=2.0,
-    show_default=True,
     type=click.FloatRange(0, 1000),
     help="How long the first of them waits for others.",
 )
 @click.option(
     "--check",
     default=16,
-    show_default=True,
     type=click.IntRange(0),
     metavar="K",
     help="Records of the validation split that must be answered as by tfdist predict, before "
     "anybody else is.",
 )
 @click.option(
-    "--timeout-s",
-    default=30.0,
-    show_default=True,
-    type=click.FloatRange(1),
-    help="Until a request is given up.",
+    "--timeout-s", default=30.0, type=click.FloatRange(1), help="Until a request is given up."
 )
 @click.option(
     "--start-timeout-s",
     default=120.0,
-    show_default=True,
     type=click.FloatRange(1),
     help="Until the replicas must be ready.",
 )
-@click.option(
-    "--max-body-mb",
-    default=32,
-    show_default=True,
-    type=click.IntRange(1, 1024),
-    help="Largest request.",
-)
+@click.option("--max-body-mb", default=32, type=click.IntRange(1, 1024), help="Largest request.")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),

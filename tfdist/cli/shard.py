@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfdist.cli import voice
+from tfdist.cli.option_table import names_option
+from tfdist.records.report_text import table_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,12 +38,7 @@ Examples:
 """
 
 
-def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None:
-    """Takes an option that is given several times as one list of names."""
-    return ",".join(given) or None
-
-
-@click.command("shard", epilog=_EPILOG, short_help="Write data as TFRecord shards.")
+@click.command("shard", epilog=_EPILOG)
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
@@ -55,50 +52,24 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
     help="The splits and their shares.  [default: those of the source, else train=5,validation=1]",
 )
 @click.option("--stratify", is_flag=True, help="Give every split the proportions of the classes.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the shuffle.")
+@click.option("--seed", type=int, default=0, help="Seed of the shuffle.")
 @click.option(
     "--compression",
     type=click.Choice(["none", "gzip"]),
     default="none",
-    show_default=True,
     help="Compression of the shards.",
 )
-@click.option(
-    "--label",
-    metavar="NAME,...",
-    multiple=True,
-    callback=_joined,
-    help="The label, or several: columns of a table, arrays of a .npz.",
-)
-@click.option(
+@names_option("--label", text="The label, or several: columns of a table, arrays of a .npz.")
+@names_option(
     "--inputs",
-    metavar="NAME,...",
-    multiple=True,
-    callback=_joined,
-    help="The inputs; what is neither label nor input is dropped.  [default: all but the label]",
+    text="The inputs; what is neither label nor input is dropped.  [default: all but the label]",
 )
-@click.option(
-    "--drop",
-    "--ignore",
-    metavar="NAME,...",
-    multiple=True,
-    callback=_joined,
-    help="Columns or arrays to leave out.",
-)
+@names_option("--drop", "--ignore", text="Columns or arrays to leave out.")
 @click.option("--weight", metavar="NAME", help="The sample weight.  [default: sample_weight]")
-@click.option(
-    "--text",
-    metavar="NAME,...",
-    multiple=True,
-    callback=_joined,
-    help="Columns of a table that are text, whatever they look like.",
-)
-@click.option(
+@names_option("--text", text="Columns of a table that are text, whatever they look like.")
+@names_option(
     "--categories",
-    metavar="NAME,...",
-    multiple=True,
-    callback=_joined,
-    help="Columns of a table that become numbers of their sorted values.  "
+    text="Columns of a table that become numbers of their sorted values.  "
     "[default: text of at most 1000 values, in fewer than half of the rows]",
 )
 @click.option(
@@ -123,7 +94,6 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
 @click.option(
     "--decode/--no-decode",
     default=True,
-    show_default=True,
     help="Decode each image before anything is written, to see that it can be.",
 )
 @click.option(
@@ -224,14 +194,11 @@ def _fit(crop: bool, pad: bool) -> str | None:
 
 def _print_roles(source: str, roles: Sequence[tuple[str, str]]) -> None:
     """Shows what each column has become; of many inputs only the first."""
-    from rich.table import Table
-
     from tfdist.cli.console import stdout
 
     if not roles:
         return
-    table = Table("column", "becomes", title=source, title_justify="left")
-    table.columns[0].overflow = "fold"
+    table = table_of(source, ("column", "becomes"), ())
     inputs = 0
     for name, role in roles:
         inputs += role == "input"
@@ -244,17 +211,12 @@ def _print_roles(source: str, roles: Sequence[tuple[str, str]]) -> None:
 
 def tell_shards(out: Path, manifest: Manifest, then: str | None = None, **told: int) -> None:
     """Tells of shards that were written, and what is next."""
-    from rich.table import Table
-
     from tfdist.cli.console import megabytes, stdout
     from tfdist.records.buckets.urls import url_of
 
     name = url_of(out) or str(out)
     voice.result(folder=name, splits=voice.splits(manifest), **told)
-    table = Table(title=name, title_justify="left")
-    table.add_column("split")
-    for column in ("records", "shards", "size"):
-        table.add_column(column, justify="right")
+    table = table_of(name, ("split",), ("records", "shards", "size"))
     for split_name, split in manifest.splits.items():
         size = megabytes(split.bytes)
         table.add_row(split_name, f"{split.records:,}", str(len(split.shards)), size)

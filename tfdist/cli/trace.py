@@ -10,6 +10,7 @@ import click
 from tfdist.cli import voice
 from tfdist.cli.console import stdout
 from tfdist.cli.option_table import plot_option
+from tfdist.records.report_text import table_of
 
 if TYPE_CHECKING:
     from tfdist.traces.report import Report
@@ -30,7 +31,7 @@ _COLUMNS = {
 }
 
 
-@click.command("trace", epilog=_EPILOG, short_help="Show where the time of a step goes.")
+@click.command("trace", epilog=_EPILOG)
 @click.argument("run", metavar="RUN")
 @click.option("--compare", metavar="RUN2", help="Show what is other in the steps of RUN2.")
 @plot_option("Draw two steps of all ranks.")
@@ -67,18 +68,11 @@ def command(run: str, compare: str | None, plot: Path | None, perfetto: str | No
 
 
 def _print(found: Report) -> None:
-    from rich.table import Table
-
     first = found.traces[0]
     steps = f"{first.steps[0][0]} to {first.steps[-1][1]}"
-    table = Table(
-        "rank",
-        *("step", *_COLUMNS.values(), "comm. in all", "overlap", "input in all"),
-        title=f"{found.folder}: {first.notes['strategy']}, steps {steps}, ms of a step",
-        title_justify="left",
-    )
-    for column in table.columns[1:]:
-        column.justify = "right"
+    title = f"{found.folder}: {first.notes['strategy']}, steps {steps}, ms of a step"
+    numbers = ("step", *_COLUMNS.values(), "comm. in all", "overlap", "input in all")
+    table = table_of(title, ("rank",), numbers)
     for trace, share in zip(found.traces, found.shares, strict=True):
         parts = [
             f"{getattr(share, name):.1f} {getattr(share, name) / share.step:4.0%}"
@@ -96,7 +90,7 @@ def _print(found: Report) -> None:
     stdout().print(table)
     for line in (*_of_ranks(found), *found.unknown):
         stdout().print(line, soft_wrap=True)
-    operations = Table("longest operations", "ms of a step", "layer", "")
+    operations = table_of(None, ("longest operations", "ms of a step", "layer", ""), ())
     operations.columns[1].justify = "right"
     for each in found.longest:
         direction = "backward" if each.backward else ""
@@ -120,11 +114,8 @@ def _of_ranks(found: Report) -> list[str]:
 
 
 def _print_change(found: Report, other: Report) -> None:
-    from rich.table import Table
-
-    table = Table("ms of a step, mean of ranks", str(found.folder), str(other.folder), "change")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    titles = (str(found.folder), str(other.folder), "change")
+    table = table_of(None, ("ms of a step, mean of ranks",), titles)
     names = {"step": "step", **_COLUMNS, "communication": "comm. in all", "input": "input in all"}
     for name, shown in names.items():
         before, after = (

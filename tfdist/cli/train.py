@@ -16,6 +16,7 @@ from tfdist.cli.option_table import options_of
 from tfdist.cli.process_options import model_option, where_options
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.urls import url_of
+from tfdist.records.report_text import table_of
 from tfdist.runs import data_wait, resource_log
 from tfdist.runs.choosing import fitting
 from tfdist.runs.folder import RunFolder
@@ -50,12 +51,7 @@ Examples:
 """
 
 
-@click.command(
-    "train",
-    cls=Configurable,
-    epilog=_EPILOG,
-    short_help="Train a Keras model on a strategy.",
-)
+@click.command("train", cls=Configurable, epilog=_EPILOG)
 @where_options
 @model_option
 @click.option(
@@ -142,8 +138,6 @@ def shown(epochs: int) -> Iterator[Progress]:
 
 
 def _print_results(run: Run, config: dict[str, Any]) -> None:
-    from rich.table import Table
-
     summary = run.summary
     if not run.has_trained:
         click.echo(f"nothing left to train: all {summary['epochs']} epochs were done")
@@ -153,7 +147,9 @@ def _print_results(run: Run, config: dict[str, Any]) -> None:
         click.echo(f"{cause} ended it after epoch {summary['epochs']} of {config['epochs']}")
     parts = {part: summary[part] for part in ("train", "validation", "test") if summary[part]}
     names = list(dict.fromkeys(name for metrics in parts.values() for name in metrics))
-    table = Table("strategy", "workers", "replicas", "samples/s", "s/epoch", "data", *names)
+    of_speed = ("workers", "replicas", "samples/s", "s/epoch")
+    table = table_of(None, ("strategy",), (*of_speed, "data", *names))
+    table.columns[5].justify = "left"
     of_run = (
         summary["strategy"],
         str(summary["workers"]),
@@ -165,8 +161,6 @@ def _print_results(run: Run, config: dict[str, Any]) -> None:
         values = (f"{metrics[name]:.4f}" if name in metrics else "" for name in names)
         table.add_row(*of_run, part, *values)
         of_run = ("",) * len(of_run)
-    for column in (1, 2, 3, 4, *range(6, 6 + len(names))):
-        table.columns[column].justify = "right"
     console = stdout()
     console.print(table)
     if summary["last_epoch"]:

@@ -18,6 +18,7 @@ from tfdist.cli.option_table import options_of
 from tfdist.cli.process_options import data_option, model_option, where_options
 from tfdist.errors import DivergedError
 from tfdist.launch.jobs import Where
+from tfdist.records.report_text import table_of
 from tfdist.runs.settings import OfData, OfLearning, OfOutput, Settings, Start
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import picked
@@ -55,7 +56,7 @@ _RESUME = (
 _SETTINGS = [name for name in Settings.__annotations__ if name != "metrics_file"]
 
 
-@click.command("tune", cls=Configurable, epilog=_EPILOG, short_help="Search for hyperparameters.")
+@click.command("tune", cls=Configurable, epilog=_EPILOG)
 @functools.partial(where_options, workers={"flags": ("--workers-per-trial", "workers")})
 @model_option
 @click.option(
@@ -144,9 +145,7 @@ def _chosen(params: dict[str, Any]) -> str:
 
 
 def _table(rows: list[TrialRow], metric: str) -> Table:
-    from rich.table import Table
-
-    table = Table("trial", "state", "epoch", metric, "chosen")
+    table = table_of(None, ("trial", "state", "epoch", metric, "chosen"), ())
     for row in rows:
         value = "" if row.value is None else f"{row.value:.4f}"
         epoch = "" if row.epoch is None else str(row.epoch)

@@ -12,6 +12,7 @@ from tfdist.cli.console import stdout
 from tfdist.cli.option_table import options_of
 from tfdist.cli.process_options import data_option, model_option, where_options
 from tfdist.launch.jobs import Where
+from tfdist.records.report_text import table_of
 from tfdist.runs.verifying import Comparing, carry_out
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ Examples:
 """
 
 
-@click.command("verify", epilog=_EPILOG, short_help="Prove that a strategy is exact.")
+@click.command("verify", epilog=_EPILOG)
 @where_options
 @model_option
 @data_option
@@ -39,7 +40,6 @@ Examples:
     "--expect",
     type=click.Choice(["exact", "different"]),
     default="exact",
-    show_default=True,
     help="different: exit code 0 when it differs, and for a known cause.",
 )
 def command(where: Where, model: str, data: str, expect: str, **comparing: Any) -> int:
@@ -82,20 +82,15 @@ def command(where: Where, model: str, data: str, expect: str, **comparing: Any) 
 
 
 def _print(report: Report) -> None:
-    from rich.table import Table
-
     explanation = report.explanation
-    table = Table("layer", "weights")
     columns = [(report.steps, report.layers)]
     if explanation is not None:
         earlier = zip(explanation.steps, explanation.layers, strict=True)
         columns = [column for column in earlier if column[0] < report.steps] + columns
-    for steps, _ in columns:
-        only = explanation is None
-        table.add_column("largest difference" if only else f"after {steps:,}", justify="right")
-    if report.is_rounding_known:
-        table.add_column("rounding alone", justify="right")
-    table.columns[1].justify = "right"
+    titles = [f"after {steps:,}" for steps, _ in columns]
+    titles = ["largest difference"] if explanation is None else titles
+    titles += ["rounding alone"] if report.is_rounding_known else []
+    table = table_of(None, ("layer",), ("weights", *titles))
     for rows in zip(*(layers for _, layers in columns), strict=True):
         by = [f"{row.difference:.1e}" for row in rows]
         if report.is_rounding_known:

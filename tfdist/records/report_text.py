@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def as_text(*renderables: Any) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def table_of(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
+def table_of(title: str | None, left: Sequence[str], right: Sequence[str]) -> Table:
     """Returns an empty table whose columns are set to the left, and then to the right."""
     from rich.table import Table
 
