@@ -55,7 +55,7 @@ def test_shards_divide_by_hosts(splits, hosts):
 
 def test_balance_is_the_worst_case(splits):
     assert splits["train"].shard_records == (20, 19, 19, 19)
-    assert balance(splits["train"], 2).records == pytest.approx(39 * 2 / 77)
+    assert balance(splits["train"], 2)[0] == pytest.approx(39 * 2 / 77)
     assert balance(Shape(4, "none"), 2) is None
 
 

@@ -169,7 +169,6 @@ def test_the_price_table_has_a_date_and_can_be_replaced(tmp_path):
     table = PriceTable.load()
     assert table.date == "2026-11-21"
     assert table["ml.p4d.24xlarge"].gpus == 8
-    assert table["ml.c5.2xlarge"].default_processes == 1
     with pytest.raises(OptionError, match=r"Did you mean 'ml.c5.2xlarge'.*prices:"):
         table["ml.c5.2xlrge"]
     row = "{vcpus: 1, gpus: 2, usd_per_hour: 3, watts: 4}"
@@ -178,13 +177,12 @@ def test_the_price_table_has_a_date_and_can_be_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["date: 1", "[", "instances: {a: {vcpus: 1}}\ndate: 1\nregion: a"])
-@pytest.mark.parametrize("table", [PriceTable, CarbonTable])
-def test_a_table_of_another_form_is_refused(tmp_path, table, text):
+def test_a_table_of_another_form_is_refused(tmp_path, text):
     (tmp_path / "t.yaml").write_text(text)
     with pytest.raises(DataError):
-        table.load(tmp_path / "t.yaml")
+        PriceTable.load(tmp_path / "t.yaml")
     with pytest.raises(TfdistError):
-        table.load(tmp_path / "none.yaml")
+        PriceTable.load(tmp_path / "none.yaml")
 
 
 def test_carbon_counts_the_data_centre_too():

@@ -360,14 +360,6 @@ def test_keras_2_that_cannot_be_brought(pip):
         job._take_keras(2)
 
 
-def test_a_missing_exporter_is_found_before_training(monkeypatch):
-    for name, value in environ(train=("File", "FullyReplicated")).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setitem(sys.modules, "tfdist.export", None)
-    with pytest.raises(OptionError, match=r"tflite must have a tfdist with tfdist\.export"):
-        job.train(["--model", "a.py:b", "--tflite", "int8"], SCRIPTS)
-
-
 @pytest.mark.parametrize(("kind", "quantize"), [("float32", "none"), ("int8", "int8")])
 def test_the_exporter_is_asked(monkeypatch, kind, quantize):
     asked = []

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.aws import bundle, config, pipeline, sessions
 from tfdist.aws.definition import Resolver, defaults
-from tfdist.aws.rehearsal.agent import Storage, parse_uri
+from tfdist.aws.rehearsal.agent import Machine, Storage, parse_uri
 from tfdist.aws.rehearsal.host_rank import host_folders, take_host
 from tfdist.aws.rehearsal.run import Rehearsal
 from tfdist.aws.rehearsal.training import run_training
@@ -84,8 +84,8 @@ class Cloud:
 
     def run(self, name, request, run=None):
         folder = self.folder / name
-        run = run or _runner(verbose=False)
-        _, metrics = run_training(name, request, folder, self.storage, self.environ, run)
+        machine = Machine(self.storage, self.environ, run or _runner(verbose=False))
+        _, metrics = run_training(name, request, folder, machine)
         return folder / "algo-1", metrics
 
 
@@ -301,10 +301,8 @@ def rehearsed(cloud, folder, run, *changes):
     rehearsal = Rehearsal(
         definition=value,
         folder=folder,
-        s3=cloud.s3,
+        machine=Machine(cloud.storage, cloud.environ, run),
         sagemaker=cloud.session.client("sagemaker"),
-        environ=cloud.environ,
-        run=run,
         name=wanted.name,
     )
     return list(rehearsal.outcomes())

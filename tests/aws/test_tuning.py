@@ -124,7 +124,7 @@ class Trainings:
         self.printed, self.given = list(printed), []
         monkeypatch.setattr(run, "run_training", self)
 
-    def __call__(self, job_name, request, folder, storage, environ, run):
+    def __call__(self, job_name, request, folder, machine):
         self.given.append(request["HyperParameters"])
         return {}, self.printed.pop(0)
 
@@ -134,7 +134,7 @@ def test_a_rehearsed_search_tries_the_ends_and_takes_the_better(monkeypatch, mor
     value, steps = built(RANGES, more)
     request = definition.Resolver(definition.defaults(value)).resolve(steps["Tune"]["Arguments"])
     trainings = Trainings(monkeypatch, {"validation:loss": 0.5}, {"validation:loss": 0.4})
-    properties, metrics = run.run_tuning("n", request, Path(), None, {}, None)
+    properties, metrics = run.run_tuning("n", request, Path(), None)
     assert properties["BestTrainingJob"]["TrainingJobName"] == best
     assert metrics["validation:loss"] == (0.4 if best == "n-002" else 0.5)
     first, second = trainings.given
@@ -158,4 +158,4 @@ def test_a_search_whose_metric_is_not_printed(monkeypatch):
     request = definition.Resolver(definition.defaults(value)).resolve(steps["Tune"]["Arguments"])
     Trainings(monkeypatch, {"train:loss": 1.0})
     with pytest.raises(LaunchError, match="must print its metric, but found no validation:loss"):
-        run.run_tuning("n", request, Path(), None, {}, None)
+        run.run_tuning("n", request, Path(), None)

@@ -39,7 +39,7 @@ def _needs_of(model, asked, *, rows, on_gpus, on_event):
 
 @pytest.fixture
 def plan(tfdist, model_file, monkeypatch):
-    monkeypatch.setattr(planning, "_needs_of", _needs_of)
+    monkeypatch.setattr(planning, "find_needs", _needs_of)
 
     def run(*options: str):
         return tfdist("plan", "--model", f"{model_file}:mlp", *options)
@@ -117,7 +117,7 @@ def test_a_plan_of_minutes_tells_how_far_it_is(plan, monkeypatch):
         on_event(3, {"event": "needs"})
         return _needs_of(model, asked, on_event=on_event, **more)
 
-    monkeypatch.setattr(planning, "_needs_of", found)
+    monkeypatch.setattr(planning, "find_needs", found)
     _, out, _ = plan("--devices", "v100:4", "--json")
     told = [json.loads(line) for line in out.splitlines()]
     assert [each["event"] for each in told] == ["start", "progress", "end"]
@@ -126,7 +126,7 @@ def test_a_plan_of_minutes_tells_how_far_it_is(plan, monkeypatch):
 
 def test_what_every_row_says_is_the_models_mistake(plan, monkeypatch):
     mistake = ModelError("model.py must define mlp", received="nothing", mend="Write it there")
-    monkeypatch.setattr(planning, "_needs_of", lambda model, asked, **_: [mistake] * len(asked))
+    monkeypatch.setattr(planning, "find_needs", lambda model, asked, **_: [mistake] * len(asked))
     code, out, err = plan("--devices", "v100:4")
     assert (code, out) == (2, "")
     assert err == "tfdist: model.py must define mlp, but found nothing. Write it there.\n"
@@ -190,7 +190,7 @@ def test_a_rank_makes_no_plan(model_file, monkeypatch):
 
 
 def test_in_python(model_file, monkeypatch):
-    monkeypatch.setattr(planning, "_needs_of", _needs_of)
+    monkeypatch.setattr(planning, "find_needs", _needs_of)
     made = package.plan(f"{model_file}:mlp", "v100:4", global_batch_size=64)
     assert made.advice.row.candidate.strategy == "mirrored"
     assert str(made) == made.advice.reason

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from tiers import long
 
-from tfdist.runs.files import read_resources
+from tfdist.runs.files import read_rows
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -72,7 +72,7 @@ def test_a_training_leaves_its_results(train, strategy, replicas):
     assert all(0 <= float(row["data_wait"]) <= 1 for row in history(folder))
     assert done.stdout.count(f"\ndata    steps waited {summary['data_wait']:.0%}") == 1
     ranks = summary["workers"] if strategy == "horovod" else 1
-    used = read_resources(folder / "resources.csv")
+    used = read_rows(folder / "resources.csv")
     assert [(row["epoch"], row["rank"]) for row in used] == [
         (epoch, rank) for epoch in (1, 2, 3) for rank in range(ranks)
     ]

@@ -80,7 +80,7 @@ def _again(run: RunFolder) -> None:
 
 
 def _drawn(run: RunFolder) -> None:
-    rows = files.read_history(run.history)
+    rows = files.read_rows(run.history)
     if rows:
         draw(rows, ["loss"], run.curves, "history")
     files.write_history(run.history, rows)

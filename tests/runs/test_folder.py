@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.errors import InUseError, OptionError, TfdistError, WriteError
-from tfdist.runs.files import read_config, read_history, write_json
+from tfdist.runs.files import read_config, read_rows, write_json
 from tfdist.runs.folder import MARK, RunFolder
 from tfdist.traces import places
 
@@ -416,11 +416,11 @@ def test_a_damaged_file_is_one_line(tmp_path):
     ):
         path.write_bytes(text.encode("latin-1"))
         with pytest.raises(TfdistError, match="as tfdist train wrote it"):
-            read_history(path)
+            read_rows(path)
     path.unlink()
     path.mkdir()
     with pytest.raises(TfdistError, match="as tfdist train wrote it"):
-        read_history(path)
+        read_rows(path)
 
 
 def test_a_folder_that_cannot_be_written(run, monkeypatch):

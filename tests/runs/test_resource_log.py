@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfdist.errors import DataError
-from tfdist.runs.files import read_resources
+from tfdist.runs.files import read_rows
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.resource_log import ResourceLog, told
 
@@ -15,9 +15,7 @@ def _event(epoch: int, rank: int, **figures: float) -> dict:
 
 
 def _written(folder: RunFolder) -> list[tuple]:
-    return [
-        (row["epoch"], row["rank"], row["cpu_cores"]) for row in read_resources(folder.resources)
-    ]
+    return [(row["epoch"], row["rank"], row["cpu_cores"]) for row in read_rows(folder.resources)]
 
 
 def test_rows_are_by_epoch_and_rank_and_stand_with_each_checkpoint(tmp_path):

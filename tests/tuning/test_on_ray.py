@@ -18,7 +18,7 @@ import pytest
 
 import tfdist
 from tfdist.errors import EngineMissingError, OptionError
-from tfdist.runs.files import read_history
+from tfdist.runs.files import read_rows
 from tfdist.runs.folder import RunFolder
 from tfdist.tuning.on_ray import Share, connected, shares
 
@@ -176,7 +176,7 @@ def test_a_trial_whose_node_is_lost_goes_on_from_its_checkpoint_on_another(
     told = [event["epoch"] for event in map(json.loads, rest.splitlines()) if event.get("epoch")]
     assert min(told) >= 3  # Not from the beginning.
     assert max(told) == EPOCHS
-    assert len(read_history(RunFolder(tmp_path / traces.token / "trials/000").history)) == EPOCHS
+    assert len(read_rows(RunFolder(tmp_path / traces.token / "trials/000").history)) == EPOCHS
 
 
 @pytest.mark.long

@@ -21,7 +21,7 @@ import pytest
 import tfdist
 from tfdist.errors import OptionError, TfdistError
 from tfdist.records.format.manifest import load_manifest
-from tfdist.runs.files import read_config, read_history
+from tfdist.runs.files import read_config, read_rows
 from tfdist.tuning import folds
 from tfdist.tuning.study import Study
 
@@ -113,7 +113,7 @@ def test_the_best_of_two_and_a_promoted_one_is_exact(within, folder, tmp_path, r
     assert {path.name for path in found.charts} >= {"history.png", "epochs.png", "slices.png"}
     for row in found.rows:
         run = folder / f"search/trials/{row.number:03d}"
-        history = read_history(run / "history.csv")
+        history = read_rows(run / "history.csv")
         assert [each["epoch"] for each in history] == ([1, 2] if row in done else [1])
         assert history[-1]["val_accuracy"] == row.value
         assert "test" not in read_config(run / "config.json")["splits"]
@@ -193,7 +193,7 @@ def test_a_killed_search_repeats_no_trial_and_loses_none(within, folder, traces,
         path = folder / output / f"trials/{number:03d}/model.keras"
         assert path.stat().st_mtime_ns == at, told
     for row in found.rows:
-        history = read_history(folder / output / f"trials/{row.number:03d}/history.csv")
+        history = read_rows(folder / output / f"trials/{row.number:03d}/history.csv")
         assert [each["epoch"] for each in history] == list(range(1, row.epoch + 1)), told
 
 
@@ -249,7 +249,7 @@ def test_the_value_of_a_cross_validation_is_the_mean(within, folder):
         "model.py:model_fn", "data", "crossed", space=_SPACE, trials=1, folds=2, **asked
     )
     losses = [
-        read_history(found.best_folder / name / "history.csv")[-1]["val_loss"]
+        read_rows(found.best_folder / name / "history.csv")[-1]["val_loss"]
         for name in ("fold-0", "fold-1")
     ]
     assert losses[0] != losses[1]

@@ -144,27 +144,20 @@ def check_shards(split: str, shape: Shape, config: ChannelConfig, hosts: int) ->
             "distribution FullyReplicated",
         )
     worst = balance(shape, hosts)
-    if worst is not None and max(worst.records, worst.bytes) > MAX_IMBALANCE:
+    if worst is not None and max(worst) > MAX_IMBALANCE:
         raise DataError(
             f"a host must get at most {MAX_IMBALANCE:g} times an equal share of split '{split}'",
-            received=f"{worst.records:.2f} times in records, {worst.bytes:.2f} in bytes",
+            received=f"{worst[0]:.2f} times in records, {worst[1]:.2f} in bytes",
             mend="Write shards of equal size with `tfdist shard`, or choose distribution "
             "FullyReplicated",
         )
 
 
-@dataclass(frozen=True)
-class Balance:
-    """How unequal hosts can be: the most one can get over an equal share, 1.0 being equal."""
+def balance(shape: Shape, hosts: int) -> tuple[float, float] | None:
+    """Returns how unequal hosts can be, in records and in bytes; None before shards are written.
 
-    records: float
-    bytes: float
-
-
-def balance(shape: Shape, hosts: int) -> Balance | None:
-    """Returns the balance of sharded keys; None when the shards are not written yet.
-
-    AWS does not say which host gets which keys, only that each gets as many: so the worst case.
+    That is the most one can get of sharded keys over an equal share, 1.0 being equal. AWS does not
+    say which host gets which keys, only that each gets as many: so the worst case.
     """
     if shape.shard_records is None or shape.shard_bytes is None:
         return None
@@ -173,4 +166,4 @@ def balance(shape: Shape, hosts: int) -> Balance | None:
     def worst(sizes: tuple[int, ...]) -> float:
         return sum(sorted(sizes)[-each:]) * hosts / sum(sizes)
 
-    return Balance(worst(shape.shard_records), worst(shape.shard_bytes))
+    return worst(shape.shard_records), worst(shape.shard_bytes)

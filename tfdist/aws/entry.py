@@ -51,15 +51,14 @@ def run(body: Callable[[list[str]], None], output_dir: Path | None) -> None:
     """
     try:
         body(sys.argv[1:])
-    except TfdistError as error:
-        _report(str(error), output_dir)
+    except Exception as error:
+        reason = str(error)
+        if not isinstance(error, TfdistError):
+            traceback.print_exc()
+            reason = f"{type(error).__name__}: {error}"
+        _report(reason, output_dir)
         sys.stdout.flush()
         os._exit(1)  # At once: other ranks may never come to a common end.
-    except Exception as error:
-        traceback.print_exc()
-        _report(f"{type(error).__name__}: {error}", output_dir)
-        sys.stdout.flush()
-        os._exit(1)
 
 
 def _report(reason: str, output_dir: Path | None) -> None:

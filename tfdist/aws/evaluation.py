@@ -18,6 +18,7 @@ from tfdist.aws.entry import Parser
 from tfdist.compat import import_tensorflow, keras
 from tfdist.errors import DataError, ModelError, package_missing
 from tfdist.records.reading.stored import Stored
+from tfdist.runs.files import write_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,10 +62,7 @@ def main(arguments: list[str]) -> None:
         stored = Stored(manifest=options.manifest, split=options.split, folder=options.data)
         report = evaluate(Path(folder), stored)
     options.output.mkdir(parents=True, exist_ok=True)
-    target = options.output / REPORT
-    temporary = target.with_name(f".{REPORT}-{os.getpid()}")
-    temporary.write_text(json.dumps(report, indent=1) + "\n")
-    os.replace(temporary, target)
+    write_json(options.output / REPORT, report)
     for group in report.values():
         shown = {k: v["value"] for k, v in group.items() if isinstance(v, dict) and "value" in v}
         print("tfdist " + " ".join(f"{k}={v:.6g}" for k, v in shown.items()), flush=True)

@@ -81,21 +81,18 @@ def outdated(image: Image, today: datetime.date) -> str | None:
 
 
 def _image(scope: str, version: str, region: str, instance_type: str) -> Image:
+    import botocore.session
+
     table = _table()
     accounts = table["accounts"]
     if region not in accounts:
         raise unknown_choice("region of AWS's images", region, list(accounts))
-    host = f"{accounts[region]}.dkr.ecr.{region}.{_domain(region)}"
+    session = botocore.session.Session()
+    resolver = session.get_component("endpoint_resolver")
+    domain = resolver.get_partition_dns_suffix(session.get_partition_for_region(region))
+    host = f"{accounts[region]}.dkr.ecr.{region}.{domain}"
     rows = table[scope]
     newer = [rows[each] for each in rows if minor_version(each) >= minor_version(version)]
     ends = [row["patched_until"] for row in newer if "patched_until" in row]
     uri = f"{host}/tensorflow-{scope}:{rows[version]['tag'].format(device=device(instance_type))}"
     return Image(version, uri, ends[-1] if ends else None)
-
-
-def _domain(region: str) -> str:
-    import botocore.session
-
-    session = botocore.session.Session()
-    resolver = session.get_component("endpoint_resolver")
-    return resolver.get_partition_dns_suffix(session.get_partition_for_region(region))

@@ -1,6 +1,6 @@
 """Instance types with their GPUs, prices and power; and the carbon of a region's electricity.
 
-Both tables are data files with a date, which a user may replace by files of the same form.
+Both tables are data files with a date; that of instances may be replaced by one of the same form.
 """
 
 from __future__ import annotations
@@ -28,11 +28,6 @@ class Instance:
     gpus: int
     usd_per_hour: float
     watts: float
-
-    @property
-    def default_processes(self) -> int:
-        """Processes of one host: one for each GPU, or one."""
-        return max(1, self.gpus)
 
 
 @dataclass(frozen=True)
@@ -93,22 +88,10 @@ class CarbonTable:
     kg_per_kwh: dict[str, float]
 
     @classmethod
-    def load(cls, path: Path | None = None) -> CarbonTable:
-        """Reads ``path``, or tfdist's own table. Raises DataError for another form."""
-        value = read_yaml(path or TABLES / "carbon.yaml")
-        try:
-            return cls(
-                str(value["date"]),
-                str(value["source"]),
-                float(value["power_usage_effectiveness"]),
-                {region: float(factor) for region, factor in value["kg_per_kwh"].items()},
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(
-                "a carbon table must have date, source, power_usage_effectiveness and kg_per_kwh",
-                received=f"an error in {path}: {error!r}",
-                mend="Copy tfdist/aws/tables/carbon.yaml and change it",
-            ) from None
+    def load(cls) -> CarbonTable:
+        """Reads tfdist's table."""
+        value = read_yaml(TABLES / "carbon.yaml")
+        return cls(**value | {"date": str(value["date"])})
 
     def factor(self, region: str) -> float:
         """Returns kg CO2e of one kWh of the instances, the data centre's share included."""

@@ -156,8 +156,6 @@ def train(arguments: list[str], code_folder: Path) -> None:
     container = Container.from_environ(os.environ)
     place = topology.current()
     _check_hosts(container, place)
-    if options.tflite != "none":
-        _exporter()  # Not after hours of training.
     _take_keras(options.keras)
     import_tensorflow()
     strategy = strategy_of(options)
@@ -284,10 +282,10 @@ def fit(
         _ends_in_time(options.max_run_s) if checkpoints else contextlib.nullcontext(),
     ):
         fitted = fitting.fit(lines, checkpoints, lambda: best)
-    if fitted.diverged is not None:  # On every process: it is the whole job's.
+    if lines.diverged is not None:  # On every process: it is the whole job's.
         raise DivergedError(
             "the loss of a training must stay finite",
-            received=f"{fitted.diverged['loss']} in the last epoch",
+            received=f"{lines.diverged['loss']} in the last epoch",
             mend="Lower the learning rate, clip the gradients, or look for such values in the data",
         )
     weights = fitting.model.get_weights()  # On every process: it may gather.
@@ -433,22 +431,11 @@ def _write_model(
         write_tflite(plain, options.tflite, container)
 
 
-def _exporter() -> Callable[..., Any]:
-    """Returns ``tfdist.export.tflite``. Raises OptionError when the tfdist here has none."""
-    try:
-        from tfdist.export import tflite
-    except ImportError as error:
-        raise OptionError(
-            "hyperparameter tflite must have a tfdist with tfdist.export",
-            received=f"an error: {error}",
-            mend="Leave it out, or send a tfdist that has it",
-        ) from error
-    return tflite
-
-
 def write_tflite(plain: Any, kind: str, container: Container) -> None:
     """Writes ``plain`` as the TFLite model of ``kind``, one of ``TFLITE_KINDS``."""
+    from tfdist.export import tflite
+
     # It learns the ranges of int8 from the data, and proves the file against the model on it.
     data = container.source("train", topology.current())
     quantize = "none" if kind == "float32" else kind
-    _exporter()(plain, container.model_dir / "model.tflite", quantize=quantize, data=data)
+    tflite(plain, container.model_dir / "model.tflite", quantize=quantize, data=data)

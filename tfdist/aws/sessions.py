@@ -20,15 +20,15 @@ _DUMMY = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 # They would lead past the stand-in.
-_HIDDEN = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_CA_BUNDLE", "AWS_ENDPOINT_URL")
+_HIDDEN = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_CA_BUNDLE")
 
 
 @contextlib.contextmanager
-def environment(changes: Mapping[str, str], hidden: tuple[str, ...] = ()) -> Iterator[None]:
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
     """Changes ``os.environ`` for the block: botocore reads credentials and endpoints there."""
     before = dict(os.environ)
     os.environ.update(changes)
-    for name in hidden:
+    for name in _HIDDEN:
         os.environ.pop(name, None)
     try:
         yield
@@ -63,9 +63,11 @@ def loopback(region: str, bucket: str) -> Iterator[tuple[Any, dict[str, str]]]:
             "AWS_ENDPOINT_URL": f"http://{host}:{port}",
             "NO_PROXY": "127.0.0.1,localhost",
         }
-        with environment(leads_there, tuple(set(_HIDDEN) - set(leads_there))):
+        with _environment(leads_there):
             session = boto3.Session(region_name=region)
-            _make_bucket(session, bucket, region)
+            where = {"CreateBucketConfiguration": {"LocationConstraint": region}}
+            where = {} if region == "us-east-1" else where
+            session.client("s3").create_bucket(Bucket=bucket, **where)
             yield session, leads_there
     finally:
         server.stop()
@@ -101,12 +103,3 @@ def with_aws(region: str) -> Any:
             mend="Configure them with `aws configure`, or stay here with --dry-run or rehearse",
         )
     return session
-
-
-def _make_bucket(session: Any, bucket: str, region: str) -> None:
-    where = (
-        {}
-        if region == "us-east-1"
-        else {"CreateBucketConfiguration": {"LocationConstraint": region}}
-    )
-    session.client("s3").create_bucket(Bucket=bucket, **where)

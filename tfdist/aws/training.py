@@ -44,7 +44,7 @@ def processes_per_host(training: TrainingConfig, instance: Instance) -> int:
     """Returns how many processes a host runs: as configured, or one for each GPU, or one."""
     if _kind(training) != "mpi":
         return 1
-    wanted = training.processes_per_host or instance.default_processes
+    wanted = training.processes_per_host or max(1, instance.gpus)
     if instance.gpus and wanted > instance.gpus:
         raise OptionError(
             "each process of a host must have a GPU of its own",

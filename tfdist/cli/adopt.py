@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfdist.cli import voice
+from tfdist.cli.console import progress_bar, stdout
 from tfdist.cli.option_table import names_option
+from tfdist.records.buckets.urls import url_of
 from tfdist.records.report_text import table_of
 
 if TYPE_CHECKING:
@@ -106,7 +108,6 @@ def command(source: tuple[str, ...], out: Path | None, **given: Any) -> None:
     On a folder that has a manifest, --resize, --color and --max-length change how its records are
     read, and nothing else.
     """
-    from tfdist.cli.console import progress_bar
     from tfdist.records.adopting.adopt import DamagedFilesError, adopt
     from tfdist.records.adopting.choose import UnclearError
 
@@ -136,7 +137,6 @@ def command(source: tuple[str, ...], out: Path | None, **given: Any) -> None:
 def _folder(source: Sequence[str], out: Path | None) -> Path | str:
     """Returns the folder of the manifest."""
     from tfdist.records.adopting.file_patterns import find_files
-    from tfdist.records.buckets.urls import url_of
 
     if url := url_of(source[0]):
         return url
@@ -146,8 +146,6 @@ def _folder(source: Sequence[str], out: Path | None) -> Path | str:
 
 
 def _print_features(described: Sequence[Described]) -> None:
-    from tfdist.cli.console import stdout
-
     table = table_of("found", ("feature", "kind", "shape", "example"), ())
     for item in described:
         kind = item.kind if item.problem is None else f"{item.kind}, with {item.problem}"
@@ -165,7 +163,6 @@ def _print_faults(error: DamagedFilesError) -> None:
 
 
 def _print_summary(folder: Path | str, manifest: Manifest) -> None:
-    from tfdist.cli.console import stdout
     from tfdist.cli.inspect import schema_table, splits_table
 
     console = stdout()

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfdist.cli import voice
-from tfdist.cli.aws_cost import cost
+from tfdist.cli.aws_cost import before_start, cost
 from tfdist.cli.aws_deploy import EXIT_REFUSED, approve, deploy
 from tfdist.cli.aws_options import speed_options, warn, with_config
 from tfdist.cli.aws_rehearse import rehearse
+from tfdist.cli.console import megabytes, progress_bar
+from tfdist.errors import OptionError
 
 if TYPE_CHECKING:
-    from tfdist.aws.bundle import Code
     from tfdist.aws.config import Config
 
 # The longest wait for an execution.
@@ -55,8 +56,6 @@ def upload(config: Config) -> None:
     from tfdist.aws import sessions
     from tfdist.aws.rehearsal.agent import parse_uri
     from tfdist.aws.upload import upload as send
-    from tfdist.cli.console import megabytes, progress_bar
-    from tfdist.errors import OptionError
 
     if config.data.folder is None:
         raise OptionError(
@@ -102,7 +101,7 @@ def pipeline(
     execution has failed.
     """
     from tfdist.aws import pipeline as pipelines
-    from tfdist.errors import OptionError
+    from tfdist.aws.upload import sending
 
     if dry_run and (upsert or start or wait):
         raise OptionError(
@@ -133,7 +132,20 @@ def pipeline(
     _note_checked(value)
     if session is None:
         return 0
-    return _on_aws(config, value, code, session, upsert, start, wait, measured)
+    client = session.client("sagemaker")
+    with sending("the pipeline"):
+        if upsert:
+            arn = pipelines.upsert(config, value, code, session)
+            voice.result(pipeline=arn)
+            click.echo(f"pipeline {arn}")
+        if not start:
+            return 0
+        before_start(config, **measured)
+        started = client.start_pipeline_execution(PipelineName=config.name)
+        execution = started["PipelineExecutionArn"]
+        voice.result(execution=execution)
+        click.echo(f"started {execution}")
+        return _follow(client, execution) if wait else 0
 
 
 def _session(config: Config) -> Any:
@@ -155,36 +167,6 @@ def _note_checked(value: dict[str, Any]) -> None:
     count = len(list(definition.all_steps(value["Steps"])))
     version = importlib.metadata.version("botocore")
     click.echo(f"valid: {count} steps checked against the API of botocore {version}", err=True)
-
-
-def _on_aws(
-    config: Config,
-    value: dict[str, Any],
-    code: Code,
-    session: Any,
-    upsert: bool,
-    start: bool,
-    wait: bool,
-    measured: dict[str, Any],
-) -> int:
-    from tfdist.aws import pipeline
-    from tfdist.aws.upload import sending
-    from tfdist.cli.aws_cost import before_start
-
-    client = session.client("sagemaker")
-    with sending("the pipeline"):
-        if upsert:
-            arn = pipeline.upsert(config, value, code, session)
-            voice.result(pipeline=arn)
-            click.echo(f"pipeline {arn}")
-        if not start:
-            return 0
-        before_start(config, **measured)
-        started = client.start_pipeline_execution(PipelineName=config.name)
-        execution = started["PipelineExecutionArn"]
-        voice.result(execution=execution)
-        click.echo(f"started {execution}")
-        return _follow(client, execution) if wait else 0
 
 
 def _follow(client: Any, execution: str, every_s: float = 30) -> int:

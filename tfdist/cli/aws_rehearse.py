@@ -14,6 +14,7 @@ import click
 
 from tfdist.cli import voice
 from tfdist.cli.aws_options import warn, with_config
+from tfdist.errors import OptionError
 
 if TYPE_CHECKING:
     from tfdist.aws.config import Config
@@ -45,8 +46,6 @@ def rehearse(config: Config, output: Path | None, verbose: bool) -> int:
     ranks that each have the data of their host. Exit code 1 when a step fails or the model is
     refused.
     """
-    from tfdist.errors import OptionError
-
     if output and output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise OptionError(
             "--output must be a new folder",
@@ -61,7 +60,7 @@ def rehearse(config: Config, output: Path | None, verbose: bool) -> int:
 
 def _rehearse(config: Config, folder: Path, verbose: bool) -> int:
     from tfdist.aws import pipeline, sessions
-    from tfdist.aws.rehearsal.agent import parse_uri
+    from tfdist.aws.rehearsal.agent import Machine, Storage, parse_uri
     from tfdist.aws.rehearsal.run import Rehearsal
     from tfdist.aws.upload import upload
 
@@ -83,10 +82,8 @@ def _rehearse(config: Config, folder: Path, verbose: bool) -> int:
         rehearsal = Rehearsal(
             definition=value,
             folder=folder,
-            s3=s3,
+            machine=Machine(Storage(s3), _environment(leads_there), _runner(verbose)),
             sagemaker=sagemaker,
-            environ=_environment(leads_there),
-            run=_runner(verbose),
             name=config.name,
             tell=lambda name, kind: click.echo(f"{name} ({kind}) ...", err=True),
         )

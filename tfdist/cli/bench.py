@@ -88,22 +88,8 @@ Examples:
 )
 @plot_option("Draw throughput and efficiency, and what is planned to 64 devices.")
 @click.pass_context
-def command(ctx: click.Context, **given: Any) -> int:
-    """Trains the same model on several strategies in turn, and shows what each takes.
-
-    The first epoch of each training does not count, for it traces the step. Samples a second are
-    the median of the other epochs, of all rounds; +- is half of how far they lie apart. Every
-    device has as many cores as any other, so that efficiency, speed-up over devices, tells what
-    the strategy costs and not what the machine lacks.
-
-    Planned are the samples a second that `tfdist plan` predicts, fitted to the row on one device
-    and to one of each strategy on several; --plot draws them to 64 devices.
-    """
-    return _bench(**given) if ctx.invoked_subcommand is None else 0
-
-
-def _bench(
-    *,
+def command(
+    ctx: click.Context,
     model: str,
     data: str | None,
     records: int,
@@ -116,6 +102,18 @@ def _bench(
     plot: Path | None,
     **learning: Any,
 ) -> int:
+    """Trains the same model on several strategies in turn, and shows what each takes.
+
+    The first epoch of each training does not count, for it traces the step. Samples a second are
+    the median of the other epochs, of all rounds; +- is half of how far they lie apart. Every
+    device has as many cores as any other, so that efficiency, speed-up over devices, tells what
+    the strategy costs and not what the machine lacks.
+
+    Planned are the samples a second that `tfdist plan` predicts, fitted to the row on one device
+    and to one of each strategy on several; --plot draws them to 64 devices.
+    """
+    if ctx.invoked_subcommand is not None:
+        return 0
     entries = fits.entries(strategies.split(","), _numbers("workers", workers))
     settings = Settings(stop_on_nan=False, **learning)
     batch = settings.global_batch_size

@@ -8,6 +8,7 @@ import platform
 import click
 
 from tfdist.cli import voice
+from tfdist.cli.console import plain_table, stdout
 from tfdist.compat.versions import keras_version, tensorflow_version
 from tfdist.launch import engines
 
@@ -43,8 +44,6 @@ def command(run: bool) -> int:
 
 
 def _print_table(findings: list[engines.Finding], gpus: list[str]) -> None:
-    from tfdist.cli.console import plain_table, stdout
-
     table = plain_table("engine", "version", "imports", "runs", "note")
     for finding in findings:
         table.add_row(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tfdist.cli import completion, voice
+from tfdist.cli.console import megabytes, progress_bar, stdout
+from tfdist.errors import DataError, OptionError, TfdistError
 from tfdist.records.report_text import table_of
 
 if TYPE_CHECKING:
@@ -65,7 +67,6 @@ def command(path: Path, check_bytes: bool, plot: Path | None) -> int:
 
     With --check the exit code is 1 when anything is not as it was written.
     """
-    from tfdist.cli.console import stdout
     from tfdist.records.format.manifest import has_client_folders, load_manifest
 
     console = stdout()
@@ -104,7 +105,6 @@ def _folder_and_split(path: Path) -> tuple[Path, str | None]:
     Raises:
         DataError: OUT has no such split.
     """
-    from tfdist.errors import DataError
     from tfdist.records.buckets.cache import local_shards
     from tfdist.records.format.manifest import MANIFEST_NAME, has_client_folders, load_manifest
 
@@ -128,12 +128,13 @@ def _folder_and_split(path: Path) -> tuple[Path, str | None]:
 
 def _check(folder: Path, split: str | None) -> bool:
     """Reads every byte, prints each fault, and returns whether there is none."""
-    from tfdist.cli.console import progress_bar, stdout
     from tfdist.records.format.checking import check
 
     files = _shards(folder, split)
     with progress_bar("bytes") as bar:
-        task = bar.add_task("Checking", total=_total_bytes(files))
+        # What is wrong with a file is a fault, told later.
+        total = sum(file.stat().st_size for file in files if file.is_file())
+        task = bar.add_task("Checking", total=total)
         faults = check(
             folder, split, progress=lambda num_bytes: bar.advance(task, num_bytes), decode=True
         )
@@ -150,7 +151,6 @@ def _check(folder: Path, split: str | None) -> bool:
 
 def _shards(folder: Path, split: str | None) -> list[Path]:
     """Returns the files of a split, or of all, of a folder of shards or of one for each client."""
-    from tfdist.errors import TfdistError
     from tfdist.records.format.manifest import MANIFEST_NAME, client_folders, load_manifest
 
     files = []
@@ -162,14 +162,6 @@ def _shards(folder: Path, split: str | None) -> list[Path]:
             splits = manifest.splits if split is None else {split: manifest.splits.get(split)}
             files += [shards / s.file for info in splits.values() if info for s in info.shards]
     return files
-
-
-def _total_bytes(files: list[Path]) -> int:
-    total = 0
-    for file in files:
-        with contextlib.suppress(OSError):  # What is wrong with it is a fault, told later.
-            total += file.stat().st_size
-    return total
 
 
 def _stores_of_splits(folder: Path, manifest: Manifest) -> dict[str, ShardStore]:
@@ -185,7 +177,6 @@ def _stores_of_splits(folder: Path, manifest: Manifest) -> dict[str, ShardStore]
 
 def _stores_of_folders(root: Path) -> dict[str, ShardStore]:
     """Returns the clients of each split that any client's folder has."""
-    from tfdist.errors import DataError
     from tfdist.records.clients.shard_store import ShardStore
     from tfdist.records.format.manifest import client_folders, load_manifest
 
@@ -203,8 +194,6 @@ def _stores_of_folders(root: Path) -> dict[str, ShardStore]:
 
 
 def _plot(folder: Path, stores: dict[str, ShardStore], path: Path) -> None:
-    from tfdist.errors import OptionError
-
     if not stores:
         raise OptionError(
             "data for --plot must be divided into clients of federated learning",
@@ -278,8 +267,6 @@ def _read_as(feature: Feature) -> str:
 
 
 def splits_table(manifest: Manifest) -> Table:
-    from tfdist.cli.console import megabytes
-
     table = table_of("splits", ("split",), ("records", "share", "shards", "size"))
     total = sum(split.records for split in manifest.splits.values())
     for name, split in manifest.splits.items():

@@ -50,7 +50,7 @@ def command(engine: str, dry_run: bool, wheels: Path | None) -> None:
 def _steps(engine: str, wheels: Path | None) -> list[Step]:
     if engine == "horovod":
         return horovod(wheels)
-    return mesh() if engine == "mesh" else federated()
+    return [pip("install", *_MESH)] if engine == "mesh" else federated()
 
 
 _HOROVOD = "horovod==0.28.1"
@@ -218,11 +218,6 @@ class Step:
 
     text: str
     run: Callable[..., None]
-
-
-def mesh() -> list[Step]:
-    """Returns the steps that install Mesh-TensorFlow."""
-    return [pip("install", *_MESH)]
 
 
 def federated() -> list[Step]:

@@ -47,8 +47,6 @@ def command(output: Path, *, overwrite: bool) -> None:
         manifest, parts = shard_parts.merge(output)
         tell_shards(output, manifest, parts=parts)
         return
-    found = prediction_parts.merge(output, overwrite=overwrite)
-    voice.result(output=str(found.output), parts=found.parts, records=found.records)
-    stdout().print(
-        f"{found.records:,} records of {found.parts:,} parts  {found.output}", soft_wrap=True
-    )
+    parts, records = prediction_parts.merge(output, overwrite=overwrite)
+    voice.result(output=str(output), parts=parts, records=records)
+    stdout().print(f"{records:,} records of {parts:,} parts  {output}", soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tfdist.cli import completion, voice
+from tfdist.cli.console import plain_table, stdout
 from tfdist.strategies import REGISTRY, known_options, spec_of
 from tfdist.strategies.registry import Option
 
@@ -41,8 +42,6 @@ def _row(option: Option) -> tuple[str, str, str, str]:
 
 
 def _print_table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    from tfdist.cli.console import plain_table, stdout
-
     table = plain_table(*titles)
     for row in rows:
         table.add_row(*row)

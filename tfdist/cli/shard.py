@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfdist.cli import voice
+from tfdist.cli.console import megabytes, progress_bar, stdout
 from tfdist.cli.option_table import names_option
+from tfdist.errors import OptionError
+from tfdist.records.buckets.urls import url_of
+from tfdist.records.parts import Part
 from tfdist.records.report_text import table_of
 
 if TYPE_CHECKING:
@@ -156,8 +160,6 @@ def command(source: str, out: Path, crop: bool, pad: bool, part: str | None, **g
 
     Every record is an ordinary tf.train.Example.
     """
-    from tfdist.cli.console import progress_bar
-    from tfdist.records.parts import Part
     from tfdist.records.writing.writer import write
 
     sources: list[Columns] = []
@@ -185,8 +187,6 @@ def command(source: str, out: Path, crop: bool, pad: bool, part: str | None, **g
 
 def _fit(crop: bool, pad: bool) -> str | None:
     """Returns how images are resized, as ``write`` calls it."""
-    from tfdist.errors import OptionError
-
     if crop and pad:
         raise OptionError("--crop and --pad must not go together", mend="Leave one out")
     return "crop" if crop else "pad" if pad else None
@@ -194,8 +194,6 @@ def _fit(crop: bool, pad: bool) -> str | None:
 
 def _print_roles(source: str, roles: Sequence[tuple[str, str]]) -> None:
     """Shows what each column has become; of many inputs only the first."""
-    from tfdist.cli.console import stdout
-
     if not roles:
         return
     table = table_of(source, ("column", "becomes"), ())
@@ -211,9 +209,6 @@ def _print_roles(source: str, roles: Sequence[tuple[str, str]]) -> None:
 
 def tell_shards(out: Path, manifest: Manifest, then: str | None = None, **told: int) -> None:
     """Tells of shards that were written, and what is next."""
-    from tfdist.cli.console import megabytes, stdout
-    from tfdist.records.buckets.urls import url_of
-
     name = url_of(out) or str(out)
     voice.result(folder=name, splits=voice.splits(manifest), **told)
     table = table_of(name, ("split",), ("records", "shards", "size"))

@@ -101,7 +101,14 @@ def command(where: Where, model: str, data: str, output: Path, **given: Any) -> 
         voice.part_with(_how_to_go_on(config["output"]))
         raise
     if run is not None:
-        voice.result(**_result(run))
+        place, best = run.url or run.folder, run.best_model_path
+        voice.result(
+            output=place,
+            model=f"{place}/{run.model_path.name}",
+            best_model=best and f"{place}/{best.name}",
+            has_trained=run.has_trained,
+            metrics=run.summary,
+        )
         _print_results(run, config)
 
 
@@ -115,19 +122,6 @@ def _how_to_go_on(output: str) -> str:
 def _tell(text: str) -> None:
     click.echo(f"tfdist: {text}", err=True)
     voice.tell("message", rank=0, text=text)
-
-
-def _result(run: Run) -> dict[str, Any]:
-    """Returns what the last event for programs says."""
-    place = run.url or run.folder
-    best = run.best_model_path
-    return {
-        "output": place,
-        "model": f"{place}/{run.model_path.name}",
-        "best_model": best and f"{place}/{best.name}",
-        "has_trained": run.has_trained,
-        "metrics": run.summary,
-    }
 
 
 @contextlib.contextmanager

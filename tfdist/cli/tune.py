@@ -119,7 +119,8 @@ def _shown(request: Request) -> Iterator[Callable[[TrialRow], None]]:
     def take(row: TrialRow) -> None:
         before, rows[row.number] = rows.get(row.number), row
         has_changed = before is None or (before.state, before.params) != (row.state, row.params)
-        voice.tell("trial", metric=request.search.metric, **_told(row))
+        told = {"trial" if k == "number" else k: value for k, value in vars(row).items()}
+        voice.tell("trial", metric=request.search.metric, **told)
         if console.is_terminal:
             live.update(_table(list(rows.values()), request.search.metric), refresh=True)
         elif has_changed:
@@ -127,10 +128,6 @@ def _shown(request: Request) -> Iterator[Callable[[TrialRow], None]]:
 
     with live if console.is_terminal else contextlib.nullcontext():
         yield take
-
-
-def _told(row: TrialRow) -> dict[str, Any]:
-    return {"trial": row.number, **{k: v for k, v in vars(row).items() if k != "number"}}
 
 
 def _line(row: TrialRow, metric: str) -> str:

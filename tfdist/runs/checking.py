@@ -16,7 +16,7 @@ from tfdist.runs.choosing import started
 from tfdist.strategies import spec_of
 from tfdist.training.engine import model_path
 
-RANK = "tfdist.runs.check_rank"
+RANK = "tfdist.runs.made_up_rank"
 # A step of a large model takes minutes on a CPU, and says nothing meanwhile.
 _TIMEOUT_S = 900.0
 
@@ -57,8 +57,11 @@ def check_plan(
     """
     refuse_other_devices(made.cluster.device.name)
     named = model_path.of(model)
-    rows = [row for row in made.rows if row.fits and _is_of_one_process(row)]
-    return [_checked(named, made.global_batch_size, row, on_event) for row in rows]
+    return [
+        _checked(named, made.global_batch_size, row, on_event)
+        for row in made.rows
+        if row.fits and not spec_of(row.candidate.strategy, row.candidate.options).launchers
+    ]
 
 
 def refuse_other_devices(device: str) -> None:
@@ -69,10 +72,6 @@ def refuse_other_devices(device: str) -> None:
             received=f"devices of {device}",
             mend="Write --devices cpu:2, or leave --check out",
         )
-
-
-def _is_of_one_process(row: Row) -> bool:
-    return not spec_of(row.candidate.strategy, row.candidate.options).launchers
 
 
 def _checked(

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
+from tfdist.errors import EngineMissingError
 from tfdist.records import charts
-from tfdist.runs.files import replacing
+from tfdist.runs.files import read_rows, replacing
+from tfdist.runs.folder import RunFolder
 
 
-def draw(rows: list[dict[str, float]], names: list[str], path: Path, title: str) -> None:
+def draw(folder: RunFolder, title: str, names: list[str]) -> str:
     """Draws one panel for each metric, training and validation together.
 
     Args:
-        rows: the history, a dict per epoch, as in history.csv.
         names: of the metrics.
 
-    Raises:
-        EngineMissingError: matplotlib is not installed.
+    Returns:
+        Where they are, or why there are none: matplotlib is not installed.
     """
-    figure = charts.figure(4.5 * len(names), 3.6)
+    try:
+        figure = charts.figure(4.5 * len(names), 3.6)
+    except EngineMissingError as error:
+        return f"none: {error}"
     from matplotlib.ticker import MaxNLocator
 
+    rows = read_rows(folder.history)
     epochs = [row["epoch"] for row in rows]
     for position, name in enumerate(names, start=1):
         axes = figure.add_subplot(1, len(names), position)
@@ -34,8 +38,9 @@ def draw(rows: list[dict[str, float]], names: list[str], path: Path, title: str)
         axes.grid(alpha=0.3)
         axes.legend()
     figure.suptitle("\n".join([title, *_warnings(rows, names)]))
-    with replacing(path) as temporary:
+    with replacing(folder.curves) as temporary:
         figure.savefig(temporary, dpi=110)
+    return str(folder.curves)
 
 
 def _warnings(rows: list[dict[str, float]], names: list[str]) -> list[str]:

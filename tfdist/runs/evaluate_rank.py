@@ -14,8 +14,8 @@ import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.errors import CheckpointError, DataError, LaunchError, WriteError
 from tfdist.launch.events import emit
-from tfdist.runs import feeding, ranks, requested_callbacks
-from tfdist.runs.files import read_evaluations, write_history
+from tfdist.runs import fitting, ranks, requested_callbacks
+from tfdist.runs.files import read_rows, write_history
 from tfdist.runs.folder import RunFolder
 from tfdist.training.checkpoints import checkpoint_files
 
@@ -112,16 +112,12 @@ def _restore(model: tf.keras.Model, path: Path) -> tuple[int, int]:
     return epoch, step
 
 
-def _row(epoch: int, step: int, found: dict[str, float]) -> dict[str, float]:
-    return {"epoch": epoch, "step": step, **{name: float(value) for name, value in found.items()}}
-
-
 def _keep(folder: RunFolder, row: dict[str, float]) -> None:
     """Adds an evaluation to those before it; later ones are of a training that was resumed."""
     place = None
     while place != folder.place:  # Which the training may move.
         place = folder.place
-        rows = read_evaluations(folder.evaluations)
+        rows = read_rows(folder.evaluations)
         before = [
             each for each in rows if (each["epoch"], each["step"]) < (row["epoch"], row["step"])
         ]
@@ -145,7 +141,7 @@ def evaluate(config: dict[str, Any]) -> None:
     with tfdist.strategy("single") as strategy:
         emit({"event": "ready", "long": True})
         model = strategy.build(requested_callbacks.model_fn(config))
-        data = feeding.dataset(strategy, config["splits"][split], config, training=False)
+        data = fitting.dataset(strategy, config["splits"][split], config, training=False)
         watch = _Watch(folder, config["epochs"])
         while (path := watch.next()) is not None:
             try:
@@ -154,10 +150,11 @@ def evaluate(config: dict[str, Any]) -> None:
                 if _index(path).exists():
                     raise
                 continue  # The training has removed it meanwhile, or moved it.
-            rows = read_evaluations(folder.evaluations)
+            rows = read_rows(folder.evaluations)
             if all((row["epoch"], row["step"]) != (epoch, step) for row in rows):
                 emit({"event": "evaluating", "long": True})
-                row = _row(epoch, step, model.evaluate(data, verbose=0, return_dict=True))
+                found = model.evaluate(data, verbose=0, return_dict=True)
+                row = {"epoch": epoch, "step": step, **{k: float(v) for k, v in found.items()}}
                 _keep(folder, row)
                 emit({"event": "evaluated", "row": row, "path": str(path)})
             if watch.took(epoch):

@@ -19,7 +19,7 @@ from tfdist.runs.predicting import check_weights
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import check_count
 
-RANK = "tfdist.runs.evaluate_saved_rank"
+RANK = "tfdist.runs.predict_rank"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,12 @@ from typing import Any
 
 from tfdist.errors import DataError, cannot_write, read_json
 
-_COLUMNS = {"epoch", "seconds", "samples_per_s"}
+# By its name what a table has at least, and the whole numbers that grow from row to row.
+_TABLES: dict[str, tuple[set[str], tuple[str, ...]]] = {
+    "history.csv": ({"epoch", "seconds", "samples_per_s"}, ("epoch",)),
+    "evaluations.csv": ({"epoch", "step"}, ("epoch", "step")),
+    "resources.csv": ({"epoch", "rank", "seconds"}, ("epoch", "rank")),
+}
 # What a config.json has at least, of any version of tfdist train.
 _SETTINGS = {"model", "data", "splits", "strategy", "output", "global_batch_size", "seed"}
 _LARGEST_EPOCH = 10**9
@@ -51,35 +56,13 @@ def _is_name(value: Any) -> bool:
         return False
 
 
-def read_history(path: Path) -> list[dict[str, float]]:
-    """Returns the rows of a history.csv, none when there is no such file.
+def read_rows(path: Path) -> list[dict[str, float]]:
+    """Returns the rows of a .csv of a training, none when there is no such file.
 
     Raises:
         DataError: the file is not as it was written.
     """
-    return _read_rows(path, _COLUMNS, ("epoch",))
-
-
-def read_evaluations(path: Path) -> list[dict[str, float]]:
-    """Returns the rows of an evaluations.csv, none when there is no such file.
-
-    Raises:
-        DataError: the file is not as it was written.
-    """
-    return _read_rows(path, {"epoch", "step"}, ("epoch", "step"))
-
-
-def read_resources(path: Path) -> list[dict[str, float]]:
-    """Returns the rows of a resources.csv, none when there is no such file.
-
-    Raises:
-        DataError: the file is not as it was written.
-    """
-    return _read_rows(path, {"epoch", "rank", "seconds"}, ("epoch", "rank"))
-
-
-def _read_rows(path: Path, columns: set[str], order: tuple[str, ...]) -> list[dict[str, float]]:
-    """Returns rows that have ``columns``, those of ``order`` whole numbers that grow."""
+    columns, order = _TABLES[path.name]
     if not os.path.lexists(path):
         return []
     try:

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tfdist
 from tfdist.launch.events import emit
-from tfdist.runs import feeding, requested_callbacks
+from tfdist.runs import requested_callbacks
+from tfdist.runs.requested_callbacks import Callbacks, writing
 
 if TYPE_CHECKING:
     from tfdist.runs.epoch_rows import EpochRows
@@ -31,27 +31,33 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-@contextlib.contextmanager
-def writing() -> Iterator[None]:
-    """Encloses the writing of a file: that may take longer than a step."""
-    emit({"event": "writing", "long": True})
-    yield
-    emit({"event": "written"})
+def dataset(
+    strategy: Strategy, source: Any, config: Mapping[str, Any], *, training: bool
+) -> TrainingData:
+    """Returns the batches of one split.
 
-
-@dataclass(frozen=True)
-class Fitted:
-    """What a fit has led to.
-
-    Attributes:
-        best: the best epoch and its number; None where none was asked for, or none was finite.
-        diverged: the row of the epoch that ended it, whose loss is no finite number.
-        stopped_by: the number that early stopping has ended it for; None where it has not.
+    Args:
+        source: of the split, as ``strategy.dataset`` takes it.
+        config: what ``Settings.to_config`` gives.
+        training: whether it is trained on; the others are read as they are.
     """
-
-    best: dict[str, Any] | None
-    diverged: dict[str, float] | None
-    stopped_by: str | None
+    # Strategies of other packages may know none of these: given only where asked for.
+    own: dict[str, Any] = {}
+    if config["pad_to"] is not None:
+        own["pad_to"] = config["pad_to"]
+    if training and config["augment"]:
+        own["record_fn"] = tfdist.augment(config["augment"])
+    if training and config["bucket_by_length"]:
+        own["bucket_by_length"] = config["bucket_by_length"]
+    feed = strategy.dataset(
+        source,
+        global_batch_size=config["global_batch_size"],
+        training=training,
+        seed=config["seed"],
+        **own,
+    )
+    limit = config["limit_steps"]
+    return feed if limit is None else feed.limited(limit)
 
 
 class Fitting:
@@ -125,7 +131,7 @@ class Fitting:
         traces: Callable[[], Path] | None = None,
         first: Sequence[Any] = (),
         last: Sequence[Any] = (),
-    ) -> Fitted:
+    ) -> Callbacks:
         """Trains the model.
 
         Args:
@@ -145,7 +151,6 @@ class Fitting:
             self._strategy,
             self.feed.callback_steps,
             best_model,
-            writing,
             traces=traces,
         )
         callbacks = [*first, *wished.of_user, rows, *wished.watching]
@@ -163,9 +168,8 @@ class Fitting:
             verbose=0,
         )
         emit({"event": "trained", "long": True})  # Data for the test, and perhaps its trace.
-        return Fitted(wished.best, rows.diverged, wished.stopped_by)
+        return wished
 
     def _dataset(self, split: str) -> TrainingData:
-        return feeding.dataset(
-            self._strategy, self._sources[split], self._config, training=split == "train"
-        )
+        source, is_training = self._sources[split], split == "train"
+        return dataset(self._strategy, source, self._config, training=is_training)

@@ -41,7 +41,7 @@ FILES = (
     *("model.keras", "best.keras"),
 )
 CHECKPOINTS = "checkpoints"
-# So they are called while written: by ``run_files.replacing``, and in folders by ``Strategy.save``.
+# So they are called while written: by ``files.replacing``, and in folders by ``Strategy.save``.
 _UNFINISHED = re.compile(
     "|".join(rf"\.{re.escape(name)}-\d+\.{name.partition('.')[2]}" for name in FILES), re.ASCII
 )
@@ -49,6 +49,11 @@ _UNFINISHED_MODEL = re.compile(r"\.(model|best)\.keras-[a-z0-9_]{8}", re.ASCII)
 # What a resumed training must share with the one it goes on from.
 _FILES_ON_RESUME = ("model", "data")
 _SAME_ON_RESUME = [o.name for o in dataclasses.fields(Settings) if o.metadata["same_on_resume"]]
+
+
+def _placed(name: str) -> Any:
+    """Returns the property of a run folder that tells where ``name`` is written now."""
+    return property(lambda run: run.place / name)
 
 
 class RunFolder:
@@ -77,45 +82,16 @@ class RunFolder:
         """Whether an earlier training stands until the first epoch of this one has ended."""
         return (self.path / _NEW).is_dir()
 
-    @property
-    def config(self) -> Path:
-        return self.place / "config.json"
-
-    @property
-    def history(self) -> Path:
-        return self.place / "history.csv"
-
-    @property
-    def evaluations(self) -> Path:
-        return self.place / "evaluations.csv"
-
-    @property
-    def resources(self) -> Path:
-        return self.place / "resources.csv"
-
-    @property
-    def metrics(self) -> Path:
-        return self.place / "metrics.json"
-
-    @property
-    def curves(self) -> Path:
-        return self.place / "curves.png"
-
-    @property
-    def model(self) -> Path:
-        return self.place / "model.keras"
-
-    @property
-    def best_model(self) -> Path:
-        return self.place / "best.keras"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.place / CHECKPOINTS
-
-    @property
-    def traces(self) -> Path:
-        return self.place / places.FOLDER
+    config = _placed("config.json")
+    history = _placed("history.csv")
+    evaluations = _placed("evaluations.csv")
+    resources = _placed("resources.csv")
+    metrics = _placed("metrics.json")
+    curves = _placed("curves.png")
+    model = _placed("model.keras")
+    best_model = _placed("best.keras")
+    checkpoints = _placed(CHECKPOINTS)
+    traces = _placed(places.FOLDER)
 
     # A training in it ---------------------------------------------------------------------------
 
@@ -244,7 +220,10 @@ class RunFolder:
         if overwrite:
             self._check_replaceable(config)
             self._remove_staged()
-            _make(self.path / _NEW)
+            try:
+                (self.path / _NEW).mkdir()
+            except OSError as error:
+                raise cannot_write(self.path / _NEW, error) from error
             return False
         if self.is_staged and not checkpoint_files.finished(self.checkpoints):
             self._remove_staged()
@@ -277,8 +256,12 @@ class RunFolder:
         """Removes what killed processes have left half-written; they have all ended."""
         self.settle()
         for left in list(self.place.iterdir()) if self.place.is_dir() else ():
-            if _is_unfinished(left):
-                _remove(left)
+            if not _is_unfinished(left):
+                continue
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
         if self.checkpoints.is_dir():
             checkpoint_files.remove_unfinished(self.checkpoints)
         places.remove_unfinished(self.traces)
@@ -390,20 +373,6 @@ def _is_unfinished(path: Path) -> bool:
     if path.is_dir() and not path.is_symlink():
         return bool(_UNFINISHED_MODEL.fullmatch(path.name))
     return bool(_UNFINISHED.fullmatch(path.name))
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir()
-    except OSError as error:
-        raise cannot_write(folder, error) from error
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _is_same_file(before: dict[str, Any], now: dict[str, Any], key: str) -> bool:

@@ -18,7 +18,7 @@ from tfdist.strategies import spec_of
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import check_count
 
-RANK = "tfdist.runs.try_batch_rank"
+RANK = "tfdist.runs.made_up_rank"
 # Rows of the first try, and of the last one where all fit.
 _FIRST, _MOST = 32, 2**17
 # Of the batch that fits: as near as it is found out, since each try takes a start of TensorFlow.

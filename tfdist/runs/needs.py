@@ -57,7 +57,12 @@ def find_needs(
         if event["event"] == "needs":
             found[number] = Needs(**event["needs"])
         elif event["event"] == "died":
-            found[number] = _died(event["how"])
+            found[number] = ModelError(
+                "a step that is planned must be traced to its end",
+                received=f"a process that ended with {event['how']}",
+                mend="Read what it has printed; a large model may need more memory than this "
+                "machine has",
+            )
         else:
             found[number] = ranks.told_mistake(event)
         on_event(number, event)
@@ -76,12 +81,4 @@ def _of_clients() -> OptionError:
         "a strategy that is planned must train by steps of global batches",
         received="strategy 'federated', whose rounds are trainings of clients",
         mend="Plan another one: a client takes what single takes",
-    )
-
-
-def _died(how: str) -> ModelError:
-    return ModelError(
-        "a step that is planned must be traced to its end",
-        received=f"a process that ended with {how}",
-        mend="Read what it has printed; a large model may need more memory than this machine has",
     )

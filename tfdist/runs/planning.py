@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from tfdist.compat import check_versions, follow_program
 from tfdist.errors import TfdistError
 from tfdist.launch.jobs import of_several
-from tfdist.planning.candidates import Candidate, candidates
+from tfdist.planning.candidates import candidates
 from tfdist.planning.devices import CPU, DeviceTable
 from tfdist.planning.needs import Needs
 from tfdist.planning.plan import Speed
 from tfdist.planning.report import Plan, make_plan
-from tfdist.runs import ranks, short_runs
+from tfdist.runs import largest_batch, ranks, short_runs
 from tfdist.runs.choosing import started
+from tfdist.runs.needs import find_needs
 from tfdist.runs.training import find_splits
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import check_count
-
-OnEvent = Callable[[int, dict[str, Any]], None]
 
 
 def plan(
@@ -33,7 +32,7 @@ def plan(
     device_file: str | os.PathLike | None = None,
     profile: str | os.PathLike | None = None,
     find_batch: bool = False,
-    on_event: OnEvent = lambda rank, event: None,
+    on_event: Callable[[int, dict[str, Any]], None] = lambda rank, event: None,
 ) -> Plan:
     """Returns what a model needs on some devices, and which strategy to take, without training it.
 
@@ -81,7 +80,7 @@ def plan(
             print(*own, sep="\n", file=sys.stderr, flush=True)
         on_event(number, event)
 
-    found = _needs_of(
+    found = find_needs(
         named,
         [each.traced for each in asked],
         rows=global_batch_size,
@@ -107,33 +106,15 @@ def plan(
     )
     if not find_batch or made.advice.row is None:
         return made
+    where = started(made.advice.row.candidate)
     try:
-        return replace(made, found_batch=_largest_batch(named, made.advice.row.candidate, on_event))
+        found_batch = largest_batch.find_batch(
+            named,
+            where.strategy,
+            where.options,
+            workers=where.workers,
+            on_try=lambda tried: on_event(0, {"event": "tried", "text": str(tried)}),
+        )
+        return replace(made, found_batch=found_batch)
     except TfdistError as error:  # The plan took minutes, and holds.
         return replace(made, not_found=str(error))
-
-
-def _largest_batch(model: str, candidate: Candidate, on_event: OnEvent) -> int:
-    from tfdist.runs.largest_batch import find_batch
-
-    where = started(candidate)
-    return find_batch(
-        model,
-        where.strategy,
-        where.options,
-        workers=where.workers,
-        on_try=lambda tried: on_event(0, {"event": "tried", "text": str(tried)}),
-    )
-
-
-def _needs_of(
-    model: str,
-    asked: Sequence[tuple[str, Mapping[str, Any], int]],
-    *,
-    rows: int,
-    on_gpus: bool,
-    on_event: OnEvent,
-) -> list[Needs | TfdistError]:
-    from tfdist.runs.needs import find_needs
-
-    return find_needs(model, asked, rows=rows, on_gpus=on_gpus, on_event=on_event)

@@ -1,4 +1,4 @@
-"""One rank of ``tfdist predict``. Run as ``python -m tfdist.runs.predict_rank CONFIG``."""
+"""A rank of ``tfdist predict`` or ``evaluate``. ``python -m tfdist.runs.predict_rank CONFIG``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.errors import ModelError
 from tfdist.launch.events import emit
+from tfdist.records.format.split_place import find_split
 from tfdist.records.reading.section import Section
 from tfdist.runs import prediction_table, ranks
 from tfdist.runs.files import replacing
@@ -48,7 +49,7 @@ class Progress(tf.keras.callbacks.Callback):
     on_test_batch_end = on_predict_batch_end
 
 
-def built(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingData]:
+def _built(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingData]:
     """Returns a model, which has no weights of its training yet, and the records for it."""
     from tfdist.training.model.deferred_build import build_now
 
@@ -69,7 +70,7 @@ def built(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingData
 
 def predict(config: dict[str, Any]) -> None:
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
-        model, data = built(strategy, config)
+        model, data = _built(strategy, config)
         path = Path(config["output"])
         _check_fits(path, _known_outputs(model))
         load(model, config["weights"])
@@ -84,6 +85,21 @@ def predict(config: dict[str, Any]) -> None:
             told = {name: [list(rows.shape), rows.dtype.name] for name, rows in outputs.items()}
             emit({"event": "predicted", "outputs": told})
         strategy.from_chief(None)  # None ends, and is taken for lost, while the chief writes.
+
+
+def evaluate(config: dict[str, Any]) -> None:
+    _, split, manifest = find_split(Path(config["data"]))
+    with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
+        model, data = _built(strategy, config)
+        load(model, config["weights"])
+        emit({"event": "begun", "long": True})  # The first step traces.
+        progress = Progress(data.steps_per_epoch)
+        found = model.evaluate(data, verbose=0, return_dict=True, callbacks=[progress])
+        if strategy.topology.is_chief:
+            metrics = {name: float(value) for name, value in found.items()}
+            records = manifest.splits[split].records
+            emit({"event": "found", "metrics": metrics, "records": records})
+        strategy.from_chief(None)  # None ends, and is taken for lost, before the chief has told.
 
 
 def load(model: Any, path: str) -> None:
@@ -136,7 +152,6 @@ def _columns(
     """Returns the columns of the table that ``outputs`` are written as."""
     from tfdist.keras.losses import compiled_losses
     from tfdist.records.format.manifest import load_manifest
-    from tfdist.records.format.split_place import find_split
 
     _, split, manifest = find_split(Path(config["data"]))
     shards = manifest.splits[split].shards
@@ -223,4 +238,4 @@ def _write_arrays(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
 
 
 if __name__ == "__main__":
-    ranks.main(predict)
+    ranks.main(lambda config: (predict if "output" in config else evaluate)(config))

@@ -233,25 +233,13 @@ def _read(path: Path) -> Note | None:
         ) from None
 
 
-@dataclass(frozen=True)
-class Merged:
-    """Parts that became one file.
-
-    Attributes:
-        output: the file.
-        parts: how many parts there were.
-        records: each of them once.
-    """
-
-    output: Path
-    parts: int
-    records: int
-
-
-def merge(output: Path, *, overwrite: bool = False) -> Merged:
+def merge(output: Path, *, overwrite: bool = False) -> tuple[int, int]:
     """Joins the parts of ``output`` to the file that one run would have written.
 
     Never more than some megabytes of them are in memory. The parts are removed when it is whole.
+
+    Returns:
+        How many parts there were, and records, each once.
 
     Raises:
         OptionError: the file is there, or no part of it.
@@ -278,7 +266,7 @@ def merge(output: Path, *, overwrite: bool = False) -> Merged:
     for file in files:
         _note_of(file).unlink()
         file.unlink()
-    return Merged(output, len(files), notes[-1].stop)
+    return len(files), notes[-1].stop
 
 
 def _notes(output: Path) -> list[Note]:

@@ -177,7 +177,6 @@ def run(
         raise
     if outcome.exit_code != 0:  # The others of an elastic job may have gone on.
         tell()
-    if outcome.exit_code != 0:
         complain(outcome)
         raise RankFailedError(outcome.reason, outcome.exit_code)
 
@@ -190,7 +189,13 @@ def main(body: Callable[[dict[str, Any]], None]) -> None:
         event = mistake_of(error)
         if event is None:
             raise
-        _end(event)
+        is_left = event["event"] == "left alone"
+        events.emit(event)
+        sys.stdout.flush()
+        if is_left:
+            time.sleep(_OTHERS_FIRST_S)
+        # Without a farewell: other ranks may never come to a common end.
+        os._exit(_ENGINE_ERROR if is_left else _USER_ERROR)
 
 
 def _that_fits(text: str) -> str:
@@ -229,13 +234,3 @@ def mistake_of(error: Exception | SystemExit) -> dict[str, Any] | None:
         mend="Take sys.exit out of it, or raise an error there",
     )
     return {"event": "mistake", "text": str(mistake)}
-
-
-def _end(event: dict[str, Any]) -> NoReturn:
-    is_left = event["event"] == "left alone"
-    events.emit(event)
-    sys.stdout.flush()
-    if is_left:
-        time.sleep(_OTHERS_FIRST_S)
-    # Without a farewell: other ranks may never come to a common end.
-    os._exit(_ENGINE_ERROR if is_left else _USER_ERROR)

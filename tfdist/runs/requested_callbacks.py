@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,14 @@ class Callbacks:
         return next((each.monitor for each in found if each.stopped_epoch), None)
 
 
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Encloses the writing of a file: that may take longer than a step."""
+    emit({"event": "writing", "long": True})
+    yield
+    emit({"event": "written"})
+
+
 def model_fn(config: dict[str, Any]) -> Callable[[], Any]:
     """Returns the function of the model, with the weights and the learning rate asked for."""
     loaded = model_path.load(config["model"])
@@ -76,7 +84,6 @@ def callbacks(
     strategy: Any,
     steps: int,
     best_model: Callable[[], Path],
-    writing: Callable[[], contextlib.AbstractContextManager],
     *,
     traces: Callable[[], Path] | None,
 ) -> Callbacks:
@@ -85,7 +92,6 @@ def callbacks(
     Args:
         steps: that callbacks are told of in an epoch.
         best_model: returns where the best model is written now.
-        writing: returns what encloses the writing of a file.
         traces: returns where a trace is written that was asked for without a folder; None: it must
             name one.
 
@@ -107,7 +113,7 @@ def callbacks(
             tf.keras.callbacks.TensorBoard(config["tensorboard"], write_graph=False)
         )
     if config.get("profile"):
-        made.of_user.append(_trace(config, strategy, steps, writing, traces))
+        made.of_user.append(_trace(config, strategy, steps, traces))
     stopping, best = config.get("early_stopping"), config.get("save_best")
     wishes = {"early_stopping": stopping, "save_best": best}
     monitors = {option: wish["monitor"] for option, wish in wishes.items() if wish}
@@ -129,11 +135,7 @@ def callbacks(
 
 
 def _trace(
-    config: dict[str, Any],
-    strategy: Any,
-    steps: int,
-    writing: Callable[[], contextlib.AbstractContextManager],
-    traces: Callable[[], Path] | None,
+    config: dict[str, Any], strategy: Any, steps: int, traces: Callable[[], Path] | None
 ) -> Any:
     """Returns the callback that traces the steps which were asked for."""
     from tfdist.training.loops.chief_only import on_chief
@@ -152,9 +154,4 @@ def _trace(
             received=config["profile"],
             mend=f"Write DIR,{asked}",
         )
-    return StepTrace(
-        traces,
-        asked.steps,
-        strategy.name,
-        writing,
-    )
+    return StepTrace(traces, asked.steps, strategy.name, writing)

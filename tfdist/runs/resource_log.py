@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from tfdist.errors import WriteError
-from tfdist.runs.files import read_resources, write_history
+from tfdist.runs.files import read_rows, write_history
 from tfdist.runs.folder import RunFolder
 
 _PLACE = ("epoch", "rank")
@@ -30,7 +30,7 @@ class ResourceLog:
 
     def __init__(self, folder: RunFolder):
         self._folder = folder
-        self._rows = {(row["epoch"], row["rank"]): row for row in read_resources(folder.resources)}
+        self._rows = {(row["epoch"], row["rank"]): row for row in read_rows(folder.resources)}
         self._begun: set[int] = set()
 
     def take(self, event: dict[str, Any]) -> None:
@@ -86,14 +86,11 @@ def told(summary: dict[str, Any]) -> str | None:
     ranks = summary.get("resources")
     if not ranks:
         return None
-    parts = [
-        f"{_span([each[name] for each in ranks if name in each], form)} {unit}"
-        for name, form, unit in (
-            ("cpu_cores", "{:,.2f}", "cores"),
-            ("memory_peak_mib", "{:,.0f}", "MiB at most"),
-        )
-        if any(name in each for each in ranks)
-    ]
+    parts = []
+    for name, form in (("cpu_cores", "{:,.2f} cores"), ("memory_peak_mib", "{:,.0f} MiB at most")):
+        if values := [each[name] for each in ranks if name in each]:
+            least, most = (form.format(each) for each in (min(values), max(values)))
+            parts.append(most if least == most else f"{least.split()[0]} to {most}")
     for column, source in SOURCES.items():
         if joules := [each[column] for each in ranks if column in each]:
             parts.append(f"{sum(joules):,.0f} J ({source})")
@@ -101,8 +98,3 @@ def told(summary: dict[str, Any]) -> str | None:
         return None
     whose = "the process" if len(ranks) == 1 else f"each of {len(ranks)} processes"
     return f"{whose}: {', '.join(parts)}"
-
-
-def _span(values: list[float], form: str) -> str:
-    least, most = (form.format(each) for each in (min(values), max(values)))
-    return least if least == most else f"{least} to {most}"

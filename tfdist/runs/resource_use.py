@@ -10,7 +10,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from types import TracebackType
 
 import psutil
 
@@ -66,12 +65,7 @@ class ResourceUse:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *of_error: object) -> None:
         self._over.set()
         self._thread.join(_LONGEST_LOOK_S)
 

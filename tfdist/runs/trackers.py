@@ -11,24 +11,13 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 from tfdist.errors import OptionError, TfdistError, package_missing
 from tfdist.runs.progress import Progress
 from tfdist.training.engine.failure_notices import ToldOnce
 
-_NAMES = ("mlflow", "wandb")
 _EXPERIMENT = "tfdist"
-
-
-class Tracker(Protocol):
-    """One run of a tracker."""
-
-    def log(self, numbers: dict[str, float], step: int) -> None:
-        """Takes numbers of an epoch, counted from 1."""
-
-    def end(self, *, failed: bool) -> None:
-        """Ends the run."""
 
 
 class _Mlflow:
@@ -91,12 +80,12 @@ def tracked(config: dict[str, Any], progress: Progress) -> Iterator[dict[str, fl
     name = PurePosixPath(config["output"]).name
     last: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
-        for kind in _NAMES:
+        for kind, begin in _TRACKERS.items():
             place = config.get(kind)
             if place is None:
                 continue
             try:
-                tracker = _TRACKERS[kind](place, name, settings)
+                tracker = begin(place, name, settings)
             except TfdistError:
                 raise
             except Exception as error:  # Whatever a client of a service raises.
@@ -112,7 +101,7 @@ def tracked(config: dict[str, Any], progress: Progress) -> Iterator[dict[str, fl
 
 
 class _Run:
-    def __init__(self, name: str, tracker: Tracker):
+    def __init__(self, name: str, tracker: _Mlflow | _Wandb):
         self._name = name
         self._tracker = tracker
         self._epoch = 0

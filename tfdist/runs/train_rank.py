@@ -15,7 +15,7 @@ from tfdist.errors import OptionError
 from tfdist.launch.events import emit
 from tfdist.runs import meters, ranks
 from tfdist.runs.epoch_rows import EpochRows
-from tfdist.runs.files import read_history, write_history, write_json
+from tfdist.runs.files import read_rows, write_history, write_json
 from tfdist.runs.fitting import Fitting, writing
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.resource_use import Processes, ResourceUse
@@ -71,7 +71,7 @@ class _Report(EpochRows):
 
     def keep(self, row: dict[str, float]) -> None:
         if self._strategy.topology.is_chief:  # Perhaps after another one, whose rows are there.
-            before = read_history(self._folder.history)
+            before = read_rows(self._folder.history)
             rows = [*(other for other in before if other["epoch"] < row["epoch"]), row]
             write_history(self._folder.history, rows)
         emit({"event": "resources", "epoch": row["epoch"], **self._use.take()})
@@ -142,19 +142,16 @@ def _faults(
     """
     if "faults" not in config:
         return []
-    _check_faults(config["faults"], steps * config["epochs"])
+    total = steps * config["epochs"]
+    for fault in config["faults"]:
+        if fault["step"] > total:
+            raise OptionError(
+                f"a fault must strike after one of the {total} steps of the training",
+                received=f"rank={fault['rank']},step={fault['step']}",
+                mend=f"Choose a step of at most {total}, or more epochs",
+            )
     own = [fault for fault in config["faults"] if fault["rank"] == strategy.topology.rank]
     return [_Faults(own, checkpoints, steps)] if config["strike"] else []
-
-
-def _check_faults(faults: list[dict[str, Any]], steps: int) -> None:
-    for fault in faults:
-        if fault["step"] > steps:
-            raise OptionError(
-                f"a fault must strike after one of the {steps} steps of the training",
-                received=f"rank={fault['rank']},step={fault['step']}",
-                mend=f"Choose a step of at most {steps}, or more epochs",
-            )
 
 
 def train(config: dict[str, Any]) -> None:
@@ -183,9 +180,11 @@ def train(config: dict[str, Any]) -> None:
                 first=[wait],
                 last=faults,
             )
-        if fitted.diverged is not None:
+        if report.diverged is not None:
             if strategy.topology.is_chief:
-                _tell_of_divergence(fitted.diverged, checkpoints)
+                kept, row = checkpoints.newest, report.diverged
+                told = {"epoch": row["epoch"], "loss": str(row["loss"])}
+                emit({"event": "diverged", **told, "checkpoint": kept and str(kept), "long": True})
             return
         test, data = None, fitting.held_out("test")
         if data is not None:
@@ -204,19 +203,6 @@ def train(config: dict[str, Any]) -> None:
     emit({"event": "done", "long": True})  # Engines take seconds to part.
 
 
-def _tell_of_divergence(row: dict[str, float], checkpoints: tfdist.Checkpoints) -> None:
-    kept = checkpoints.newest
-    emit(
-        {
-            "event": "diverged",
-            "epoch": row["epoch"],
-            "loss": str(row["loss"]),
-            "checkpoint": kept and str(kept),
-            "long": True,
-        }
-    )
-
-
 def _summary(
     config: dict[str, Any],
     strategy: Any,
@@ -224,7 +210,7 @@ def _summary(
     report: _Report,
     test: dict[str, float] | None,
 ) -> dict[str, Any]:
-    rows = read_history(RunFolder(config["output"]).history)
+    rows = read_rows(RunFolder(config["output"]).history)
     last = rows[-1]
     # The first epoch also traces the step, so it tells nothing of the speed of the others.
     timed = report.new_rows[1:] or report.new_rows or rows

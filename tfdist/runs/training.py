@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist import topology
-from tfdist.errors import DataError, DivergedError, EngineMissingError, OptionError
+from tfdist.errors import DataError, DivergedError, OptionError
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.cache import scratch_folder
 from tfdist.records.buckets.urls import url_of
-from tfdist.runs import ranks
+from tfdist.runs import curves, ranks
 from tfdist.runs.choosing import fitting
 from tfdist.runs.evaluator import evaluate_beside
-from tfdist.runs.files import read_history, write_json
+from tfdist.runs.files import read_rows, write_json
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.metrics_file import MetricsFile
 from tfdist.runs.progress import Progress, Silent
@@ -276,8 +276,7 @@ def carry_out(
         told = config | {"output": url}
         with folder.taken(told, resume=resume, rescale=start.rescale, tell=tell):
             run = _carried_out(folder, config, where, progress, start, note)
-    curves = run.curves.replace(str(folder.path), url)
-    return replace(run, url=url, curves=curves)
+    return replace(run, url=url, curves=run.curves.replace(str(folder.path), url))
 
 
 def _carried_out(
@@ -307,7 +306,7 @@ def _carried_out(
         finally:
             resources.write()
         if progress.diverged is not None:
-            draw(folder, where.strategy, ["loss"])
+            curves.draw(folder, where.strategy, ["loss"])
             raise _diverged(progress.diverged)
         folder.remove_unfinished()
         summary = json.loads(folder.metrics.read_text())
@@ -319,10 +318,10 @@ def _carried_out(
         title += f", a dry run of {summary['limit_steps']} steps an epoch"
     return Run(
         folder=folder.path,
-        history=read_history(folder.history),
+        history=read_rows(folder.history),
         summary=summary,
         has_trained=progress.has_trained,
-        curves=draw(folder, title, list(summary["train"])),
+        curves=curves.draw(folder, title, list(summary["train"])),
     )
 
 
@@ -404,17 +403,6 @@ def fingerprint(split: str) -> str:
     shards = [[shard.records, shard.checksum] for shard in manifest.splits[place.name].shards]
     text = json.dumps([manifest.schema.to_json(), shards])
     return f"{crc32c(text.encode()):08x}"
-
-
-def draw(folder: RunFolder, title: str, names: list[str]) -> str:
-    """Draws the curves; returns where they are, or why there are none."""
-    from tfdist.runs import curves
-
-    try:
-        curves.draw(read_history(folder.history), names, folder.curves, title)
-    except EngineMissingError as error:
-        return f"none: {error}"
-    return str(folder.curves)
 
 
 def _diverged(event: dict[str, Any]) -> DivergedError:

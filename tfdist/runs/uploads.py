@@ -172,11 +172,10 @@ class Uploads:
                 self._write_mark()
                 self._failures.worked()
             except (TfdistError, OSError) as error:
-                self._tell_once(error)
-
-    def _tell_once(self, error: Exception) -> None:
-        again = "" if self._is_lost else ", and is taken there later if that can be"
-        self._failures.failed(f"the training goes on, and is kept in {self.folder}{again}: {error}")
+                again = "" if self._is_lost else ", and is taken there later if that can be"
+                self._failures.failed(
+                    f"the training goes on, and is kept in {self.folder}{again}: {error}"
+                )
 
     # Whose the place is -------------------------------------------------------------------------
 

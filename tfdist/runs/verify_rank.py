@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.launch.events import emit
 from tfdist.runs import ranks
-from tfdist.runs.files import write_json
 from tfdist.training.engine import model_path
 
 
@@ -27,7 +26,7 @@ def verify(config: dict[str, Any]) -> None:
             **config["comparing"],
         )
         if report is not None:
-            write_json(Path(config["report"]), dataclasses.asdict(report))
+            Path(config["report"]).write_bytes(pickle.dumps(report))
 
 
 if __name__ == "__main__":

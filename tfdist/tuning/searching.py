@@ -15,7 +15,7 @@ from typing import Any
 from tfdist import errors
 from tfdist.errors import LaunchError, OptionError, TfdistError, unknown_choice
 from tfdist.launch.failure import ending
-from tfdist.runs.files import read_history
+from tfdist.runs.files import read_rows
 from tfdist.runs.folder import RunFolder
 from tfdist.tuning import on_ray, slots
 from tfdist.tuning.folder import SearchFolder
@@ -227,7 +227,7 @@ class Searching:
     def _values(self, number: int) -> dict[int, float]:
         """Returns the metric by epoch, the mean of folds: early stopping may have ended some."""
         folds = [
-            [row[self._metric] for row in read_history(RunFolder(path).history)]
+            [row[self._metric] for row in read_rows(RunFolder(path).history)]
             for path in self._folders(number)
         ]
         epochs = range(1, max(map(len, folds)) + 1)

@@ -7,14 +7,23 @@ import os
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, LaunchError
+from tfdist.launch import local
+from tfdist.launch.supervisor import Job
 
 _TICK_S = 0.05
+# What is to be done where a step's script has failed.
+SEE_ALL = "See all that it has printed with tfdist aws rehearse --verbose"
+
+#: (command, environment, job, on_line) -> exit code. The job is one of ``tfdist.launch``'s, such as
+#: ``local.job``. Whatever was started has ended when it returns.
+Runner = Callable[[list[str], Mapping[str, str], Callable[..., Job], Callable[[str], None]], int]
 
 
 def parse_uri(uri: str) -> tuple[str, str]:
@@ -77,6 +86,31 @@ class Storage:
             packed.add(folder, arcname=".")
         bucket, key = parse_uri(uri)
         self._client.upload_file(str(archive), bucket, key)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine, in the place of AWS.
+
+    Attributes:
+        storage: the stand-in of S3.
+        environ: leads processes to it.
+        run: starts them.
+    """
+
+    storage: Storage
+    environ: Mapping[str, str]
+    run: Runner
+
+    def run_script(self, what: str, command: list[str]) -> None:
+        """Raises LaunchError, with the last line that was printed, where the script has failed."""
+        log: list[str] = []
+        code = self.run(command, self.environ, local.job, log.append)
+        if code != 0:
+            last = next((line for line in reversed(log) if line.strip()), "nothing was printed")
+            raise LaunchError(
+                f"{what} must end with success", received=f"exit code {code}: {last}", mend=SEE_ALL
+            )
 
 
 @contextlib.contextmanager

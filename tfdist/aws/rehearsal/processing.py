@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfdist.aws.rehearsal.agent import Storage
-from tfdist.aws.rehearsal.training import SEE_ALL, Runner
-from tfdist.errors import LaunchError
-from tfdist.launch import local
+from tfdist.aws.rehearsal.agent import Machine
 
 CONTAINER_DIR = "/opt/ml/processing"
 
 
-def run_processing(
-    request: dict[str, Any],
-    folder: Path,
-    storage: Storage,
-    environ: Mapping[str, str],
-    run: Runner,
-) -> dict[str, Any]:
+def run_processing(request: dict[str, Any], folder: Path, machine: Machine) -> dict[str, Any]:
     """Carries out a CreateProcessingJob request; returns its properties.
 
     Args:
@@ -38,31 +28,20 @@ def run_processing(
         source = item["S3Input"]
         target = Path(here(source["LocalPath"]))
         target.mkdir(parents=True, exist_ok=True)
-        storage.fetch(storage.keys(source["S3Uri"]), source["S3Uri"], target)
+        machine.storage.fetch(machine.storage.keys(source["S3Uri"]), source["S3Uri"], target)
     outputs = request["ProcessingOutputConfig"]["Outputs"]
     for item in outputs:
         Path(here(item["S3Output"]["LocalPath"])).mkdir(parents=True, exist_ok=True)
     app = request["AppSpecification"]
     command = [here(text) for text in (*app["ContainerEntrypoint"], *app["ContainerArguments"])]
-    log: list[str] = []
-    code = run(command, environ, local.job, log.append)
-    check_end("the processing script", code, log)
+    machine.run_script("the processing script", command)
     for item in outputs:
         place = item["S3Output"]
-        storage.store(Path(here(place["LocalPath"])), place["S3Uri"])
+        machine.storage.store(Path(here(place["LocalPath"])), place["S3Uri"])
     return {
         "ProcessingJobStatus": "Completed",
         "ProcessingOutputConfig": {"Outputs": {item["OutputName"]: item for item in outputs}},
     }
-
-
-def check_end(what: str, code: int, log: list[str]) -> None:
-    """Raises LaunchError, with the last line that was printed, where a script has failed."""
-    if code != 0:
-        last = next((line for line in reversed(log) if line.strip()), "nothing was printed")
-        raise LaunchError(
-            f"{what} must end with success", received=f"exit code {code}: {last}", mend=SEE_ALL
-        )
 
 
 def property_files(

@@ -13,13 +13,12 @@ from typing import Any
 
 from tfdist.aws.definition import Resolver, defaults
 from tfdist.aws.evaluation import ARCHIVE
-from tfdist.aws.rehearsal.agent import Storage, parse_uri
-from tfdist.aws.rehearsal.processing import check_end, property_files, run_processing
-from tfdist.aws.rehearsal.training import Runner, run_training
+from tfdist.aws.rehearsal.agent import Machine, parse_uri
+from tfdist.aws.rehearsal.processing import property_files, run_processing
+from tfdist.aws.rehearsal.training import run_training
 from tfdist.aws.upload import sending
 from tfdist.aws.validate import AT_RUN_TIME
 from tfdist.errors import LaunchError, TfdistError
-from tfdist.launch import local
 
 _EXECUTION_ID = "rehearsal"
 
@@ -47,24 +46,20 @@ class Rehearsal:
     Args:
         definition: the pipeline's, as JSON.
         folder: a new folder for what the steps' containers would hold.
-        s3, sagemaker: boto3's clients, of the stand-in.
-        environ: leads processes to the stand-in.
-        run: starts commands.
+        machine: what carries it out.
+        sagemaker: boto3's client, of the stand-in.
         tell: called with each step's name when it begins.
     """
 
     definition: Mapping[str, Any]
     folder: Path
-    s3: Any
+    machine: Machine
     sagemaker: Any
-    environ: Mapping[str, str]
-    run: Runner
     name: str
     tell: Callable[[str, str], None] = lambda name, kind: None
     metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._storage = Storage(self.s3)
         self._resolver = Resolver(
             defaults(self.definition),
             {"PipelineName": self.name, "PipelineExecutionId": _EXECUTION_ID},
@@ -114,9 +109,7 @@ class Rehearsal:
     def _process(self, step: dict[str, Any], request: dict[str, Any]) -> str:
         name = step["Name"]
         folder = self.folder / name
-        self._resolver.steps[name] = run_processing(
-            request, folder, self._storage, self.environ, self.run
-        )
+        self._resolver.steps[name] = run_processing(request, folder, self.machine)
         self._resolver.files |= property_files(step, request, folder)
         outputs = request["ProcessingOutputConfig"]["Outputs"]
         return "wrote " + ", ".join(item["S3Output"]["S3Uri"] for item in outputs)
@@ -125,7 +118,7 @@ class Rehearsal:
         name = step["Name"]
         job_name = f"{self.name}-{name}-{_EXECUTION_ID}"
         self._resolver.steps[name], self.metrics = run_training(
-            job_name, request, self.folder / name, self._storage, self.environ, self.run
+            job_name, request, self.folder / name, self.machine
         )
         artifacts = self._resolver.steps[name]["ModelArtifacts"]["S3ModelArtifacts"]
         return f"{self._shown()}; wrote {artifacts}"
@@ -136,12 +129,7 @@ class Rehearsal:
     def _tune(self, step: dict[str, Any], request: dict[str, Any]) -> str:
         name = step["Name"]
         self._resolver.steps[name], self.metrics = run_tuning(
-            f"{self.name}-{name}-{_EXECUTION_ID}",
-            request,
-            self.folder / name,
-            self._storage,
-            self.environ,
-            self.run,
+            f"{self.name}-{name}-{_EXECUTION_ID}", request, self.folder / name, self.machine
         )
         tried = self._resolver.steps[name]["BestTrainingJob"]["TunedHyperParameters"]
         best = ", ".join(f"{key} {value}" for key, value in tried.items())
@@ -159,7 +147,7 @@ class Rehearsal:
             made = self.sagemaker.describe_model(ModelName=request["ModelName"])
         artifacts = made["PrimaryContainer"]["ModelDataUrl"]
         folder = self.folder / step["Name"]
-        count = run_transform(request, artifacts, folder, self._storage, self.environ, self.run)
+        count = run_transform(request, artifacts, folder, self.machine)
         return f"wrote {count} objects to {request['TransformOutput']['S3OutputPath']}"
 
     def _decide(self, step: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
@@ -194,14 +182,7 @@ def _leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def run_transform(
-    request: dict[str, Any],
-    artifacts: str,
-    folder: Path,
-    storage: Storage,
-    environ: Mapping[str, str],
-    run: Runner,
-) -> int:
+def run_transform(request: dict[str, Any], artifacts: str, folder: Path, machine: Machine) -> int:
     """Carries out a CreateTransformJob request; returns how many objects it wrote.
 
     Args:
@@ -211,6 +192,7 @@ def run_transform(
     Raises:
         LaunchError: inference.py, or the model, failed.
     """
+    storage = machine.storage
     places = [folder / name for name in ("model", "input", "output")]
     for place in places:
         place.mkdir(parents=True)
@@ -222,19 +204,12 @@ def run_transform(
     storage.fetch(storage.keys(source), source, places[1])
     module = f"{__name__.rpartition('.')[0]}.serving"
     command = [sys.executable, "-m", module, json.dumps(request), *map(str, places)]
-    log: list[str] = []
-    code = run(command, environ, local.job, log.append)
-    check_end("a batch transform", code, log)
+    machine.run_script("a batch transform", command)
     return storage.store(places[2], request["TransformOutput"]["S3OutputPath"])
 
 
 def run_tuning(
-    name: str,
-    request: dict[str, Any],
-    folder: Path,
-    storage: Storage,
-    environ: Mapping[str, str],
-    run: Runner,
+    name: str, request: dict[str, Any], folder: Path, machine: Machine
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Carries out two trainings of a search: all ranges at their beginning, and at their end.
 
@@ -255,7 +230,7 @@ def run_tuning(
         added = {"_tuning_objective_metric": metric, "model_dir": f"None/{job_name}/model"}
         trial = {**one, "HyperParameters": {**fixed, **tried, **added}}
         place = folder / f"{number:03}"
-        _, metrics = run_training(job_name, trial, place, storage, environ, run)
+        _, metrics = run_training(job_name, trial, place, machine)
         if metric not in metrics:
             raise LaunchError(
                 "a training of a search must print its metric",

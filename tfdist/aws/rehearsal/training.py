@@ -8,35 +8,23 @@ import json
 import re
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfdist.aws.rehearsal.agent import Storage, parse_uri, pipes
+from tfdist.aws.rehearsal.agent import SEE_ALL, Machine, Storage, parse_uri, pipes
 from tfdist.errors import DataError, LaunchError, OptionError
 from tfdist.launch import local, mpi, tf_cluster
-from tfdist.launch.supervisor import Job
 
 CONTAINER_DIR = "/opt/ml"
 MAX_PROCESSES = 8
 # The toolkit looks its hosts up, and this name is always known.
 _ONLY_HOST = "localhost"
-# What is to be done where a step's script has failed.
-SEE_ALL = "See all that it has printed with tfdist aws rehearse --verbose"
 _MULTI_WORKER = "sagemaker_multi_worker_mirrored_strategy_enabled"
-
-#: (command, environment, job, on_line) -> exit code. The job is one of ``tfdist.launch``'s, such as
-#: ``local.job``. Whatever was started has ended when it returns.
-Runner = Callable[[list[str], Mapping[str, str], Callable[..., Job], Callable[[str], None]], int]
 
 
 def run_training(
-    job_name: str,
-    request: dict[str, Any],
-    folder: Path,
-    storage: Storage,
-    environ: Mapping[str, str],
-    run: Runner,
+    job_name: str, request: dict[str, Any], folder: Path, machine: Machine
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Carries out a CreateTrainingJob request.
 
@@ -45,7 +33,6 @@ def run_training(
 
     Args:
         folder: a new folder; ``folder/algo-1`` is /opt/ml of the first host.
-        environ: leads the toolkit to the stand-in of S3.
 
     Returns:
         The properties of the job, as far as pipelines use them, and the last value of each metric.
@@ -53,6 +40,7 @@ def run_training(
     Raises:
         LaunchError: the script failed; the message is its ``failure`` file.
     """
+    storage, environ = machine.storage, machine.environ
     hosts = request["ResourceConfig"]["InstanceCount"]
     values = request["HyperParameters"]
     per_host = int(values.get("sagemaker_mpi_num_of_processes_per_host", "1"))
@@ -90,7 +78,7 @@ def run_training(
         for number in range(hosts):
             _bring_code(folder / f"algo-{number + 1}", values, storage)
     with pipes(feeds):
-        code = run(command, environ, job, log.append)
+        code = machine.run(command, environ, job, log.append)
     if code != 0:
         raise LaunchError(
             "the training script must end with success",
@@ -200,13 +188,8 @@ def _bring_code(base: Path, values: Mapping[str, str], storage: Storage) -> None
 
 
 def _reason(folder: Path, code: int) -> str:
-    for failure in _failures(folder):
-        if text := " ".join(failure.split()):
-            return text
-    return f"exit code {code}"
-
-
-def _failures(folder: Path) -> Iterator[str]:
     for base in sorted(folder.glob("algo-*")):
         with contextlib.suppress(OSError):
-            yield (base / "output" / "failure").read_text()
+            if text := " ".join((base / "output" / "failure").read_text().split()):
+                return text
+    return f"exit code {code}"

@@ -1,4 +1,7 @@
-"""Makes two steps of a batch. Run as ``python -m tfdist.runs.try_batch_rank CONFIG``."""
+"""Makes steps on made-up rows: whether a batch fits, and what a step takes.
+
+Run as ``python -m tfdist.runs.made_up_rank CONFIG``.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ _OUT_OF_MEMORY = 3
 
 
 def try_batch(config: dict[str, Any]) -> None:
+    """Tells whether two steps of a batch fit."""
     tf = import_tensorflow()
     from tfdist.runs.traced_step import made_up_rows
 
@@ -50,5 +54,28 @@ def _hold_to(room: int | None, place: Any) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (held + most, held + most))
 
 
+def measure_step(config: dict[str, Any]) -> None:
+    """Tells the most bytes on a device in a step."""
+    # Logical CPUs play the devices, as they do where the step is traced.
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    import_tensorflow()
+    from tfdist.runs import device_bytes
+    from tfdist.runs.traced_step import made_up_rows
+
+    emit({"event": "ready", "long": True})
+    (name, options), rows = config["asked"], config["rows"]
+    with tfdist.strategy(name, **options) as strategy:
+        model = strategy.build(model_path.load(config["model"]))
+        model.jit_compile = False
+        data = strategy.dataset(made_up_rows(model, rows), global_batch_size=rows)
+
+        def fit() -> None:
+            model.fit(data, verbose=0)
+
+        fit()  # Slots lie where they are to after the first step.
+        found = device_bytes.of_a_step(model, fit)
+    emit({"event": "measured", "most": max(found.values())})
+
+
 if __name__ == "__main__":
-    ranks.main(try_batch)
+    ranks.main(lambda config: (try_batch if "room" in config else measure_step)(config))
