@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import multiprocessing
 import threading
 from types import SimpleNamespace
 
@@ -101,6 +102,7 @@ def server() -> Server:
     fleet.start(1)
     assert not fleet.look()
     found._uvicorn, found._beside = SimpleNamespace(should_exit=False), None
+    found._queue_process = multiprocessing.current_process()
     return found
 
 
@@ -130,6 +132,12 @@ def test_a_server_ends_when_it_cannot_look_after_its_replicas(server):
     server._put = put
     _watched(server)
     assert isinstance(server._failure, BrokenPipeError)
+
+
+def test_a_server_ends_that_has_lost_its_queue(server):
+    server._queue_process = multiprocessing.Process()  # Never begun: not there.
+    _watched(server)
+    assert isinstance(server._failure, ConnectionError)
 
 
 def test_requests_are_counted_before_they_are_read(server, monkeypatch):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import multiprocessing
 import signal
 import socket
 import threading
@@ -93,7 +94,9 @@ class Server(litserve.LitServer):
         # The process that holds the queue is to outlive what the whole group is sent.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
+            before = set(multiprocessing.active_children())
             self._manager = self._init_manager(1)
+            (self._queue_process,) = set(multiprocessing.active_children()) - before
             self._transport = Together(self._transport)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -299,8 +302,9 @@ class Server(litserve.LitServer):
         """Repeats once what a replica had when it ended; returns when none can answer."""
         # A signal may have come before uvicorn's own handlers were there.
         while self.can_answer and not self.is_stopped and not self._is_over.is_set():
-            # Fails where the process that holds the queue is no more, though no replica may tell.
-            self.versions.current.queue.waiting()
+            # No replica may be there to tell.
+            if not self._queue_process.is_alive():
+                raise ConnectionError("the process that holds their queue has ended")
             if self._scaling.is_scaled:
                 self._follow_load()
             for version in list(self.versions.present):

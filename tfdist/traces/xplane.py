@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.format.wire import DELIMITED, after, fields, varint
 
 _CHUNK = 2 << 20
-_LENGTH_DELIMITED = 2
 _PLANES = 1  # Fields of XSpace,
 _NAME, _LINES, _EVENT_METADATA, _STAT_METADATA, _STATS = 2, 3, 4, 5, 6  # and of XPlane.
-_EVENT_TAG = 4 << 3 | _LENGTH_DELIMITED  # Of an event in XLine.
+_EVENT_TAG = 4 << 3 | DELIMITED  # Of an event in XLine.
 
 
 class Event(NamedTuple):
@@ -188,49 +188,18 @@ def _chunks(line: memoryview) -> Iterator[memoryview]:
 
 
 def _end_of_field(message: memoryview, at: int) -> int:
-    """Returns where the next field begins. Raises ValueError: it is none."""
-    tag, at = _varint(message, at)
-    kind = tag & 7
-    if kind == _LENGTH_DELIMITED:
-        length, at = _varint(message, at)
+    """Returns where the next field begins. Raises NoMessageError: it is none."""
+    tag, at = varint(message, at)
+    if tag & 7 == DELIMITED:
+        length, at = varint(message, at)
         return at + length
-    if kind == 0:
-        return _varint(message, at)[1]
-    if kind in (1, 5):
-        return at + (8 if kind == 1 else 4)
-    raise ValueError(f"no field is of the kind {kind}")
+    return after(message, at, tag & 7)
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yields number and content of each field that has a length.
-
-    Raises:
-        ValueError: the message ends too early.
-    """
-    at = 0
-    while at < len(message):
-        end = _end_of_field(message, at)
-        if end > len(message):
-            raise ValueError("it ends too early")
-        tag, content = _varint(message, at)
-        if tag & 7 == _LENGTH_DELIMITED:
-            yield tag >> 3, message[_varint(message, content)[1] : end]
-        at = end
-
-
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Returns the number that begins at ``at``, and where the next thing begins."""
-    value = shift = 0
-    while shift < 70:
-        if at >= len(message):
-            raise ValueError("it ends too early")
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise ValueError("a number has no end")
+    """Yields number and content of each field that has a length."""
+    for number, start, stop in fields(message, 0, len(message)):
+        yield number, message[start:stop]
 
 
 def _parsed(kind: str, content: memoryview | bytes) -> Any:
@@ -253,11 +222,11 @@ def messages() -> dict[str, Any]:
         "string": kinds.TYPE_STRING,
         "bytes": kinds.TYPE_BYTES,
     }
-    for message, fields in _MESSAGES.items():
+    for message, listed in _MESSAGES.items():
         made = file.message_type.add(name=message)
         if message == "Stat":
             made.oneof_decl.add(name="value")
-        for text in fields.split(", "):
+        for text in listed.split(", "):
             kind, name, number = text.removeprefix("repeated ").split()
             added = made.field.add(name=name, number=int(number), label=kinds.LABEL_OPTIONAL)
             if text.startswith("repeated "):

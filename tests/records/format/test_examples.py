@@ -8,7 +8,7 @@ import pytest
 from records_of_others import example, sequence_example
 
 from tfdist.records.format.examples import (
-    NoExampleError,
+    NoMessageError,
     Values,
     count,
     features_of,
@@ -77,8 +77,8 @@ def test_what_is_no_example_is_refused_and_nothing_else_is_raised():
             for item in found.values():
                 count(damaged, item)
                 values(damaged, item)
-        except NoExampleError:
+        except NoMessageError:
             refused += 1
     assert refused > 1000
-    with pytest.raises(NoExampleError):
+    with pytest.raises(NoMessageError):
         features_of(whole[:-3], everything)

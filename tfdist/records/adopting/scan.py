@@ -16,8 +16,9 @@ from crc32c import crc32c
 from tfdist.records.adopting.feature_statistics import Found
 from tfdist.records.format.checking import Fault, ShardReader, check_records
 from tfdist.records.format.encoding import HEADER_BYTES, mask
-from tfdist.records.format.examples import NoExampleError, features_of
+from tfdist.records.format.examples import features_of
 from tfdist.records.format.files import open_regular, unreadable
+from tfdist.records.format.wire import NoMessageError
 
 _GZIP_MAGIC = b"\x1f\x8b\x08"
 # Checksums and inflating run side by side; more than a few would only wait for the rest.
@@ -178,10 +179,10 @@ class _Looked:
             for key, steps in lists.items():
                 found = self._of(key)
                 if key in features or (found.records and not found.in_list):
-                    raise NoExampleError("a feature and a feature list of one name")
+                    raise NoMessageError("a feature and a feature list of one name")
                 found.in_list = True
                 found.take_steps(record, steps)
-        except NoExampleError as error:
+        except NoMessageError as error:
             self._is_broken = True
             return f"is no tf.train.Example ({error})"
         return None

@@ -9,10 +9,11 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from tfdist.records.format.wire import DELIMITED, NoMessageError, after, fields, varint
+
 # Of the fields of tf.train.Feature: bytes_list, float_list, int64_list.
 KINDS = {1: "bytes", 2: "float", 3: "int64"}
 _HIGH_DIGITS = bytes(range(128, 256))
-_DELIMITED, _VARINT, _FIXED_64, _FIXED_32 = 2, 0, 1, 5
 
 
 class Values(NamedTuple):
@@ -21,10 +22,6 @@ class Values(NamedTuple):
     kind: str
     start: int
     stop: int
-
-
-class NoExampleError(ValueError):
-    """The bytes of a record are no Example."""
 
 
 def features_of(
@@ -39,11 +36,11 @@ def features_of(
         strict: whether a field that no Example has is an error; TensorFlow passes it over.
 
     Raises:
-        NoExampleError: the record is no Example.
+        NoMessageError: the record is no Example.
     """
     features: dict[bytes, Values] = {}
     lists: dict[bytes, list[Values]] = {}
-    for number, start, stop in _fields(record, 0, len(record)):
+    for number, start, stop in fields(record, 0, len(record)):
         if number == 1:
             for key, at, end in _entries(record, start, stop):
                 if is_wanted(key):
@@ -51,10 +48,10 @@ def features_of(
         elif number == 2:
             for key, at, end in _entries(record, start, stop):
                 if is_wanted(key):
-                    steps = (_values(record, *f[1:]) for f in _fields(record, at, end))
+                    steps = (_values(record, *f[1:]) for f in fields(record, at, end))
                     lists[key] = [step or Values("none", 0, 0) for step in steps]
         elif strict:
-            raise NoExampleError(f"field {number}")
+            raise NoMessageError(f"field {number}")
     return features, lists
 
 
@@ -70,7 +67,7 @@ def values_in(record: bytes, name: str) -> list[bytes]:
     """Returns the values of the BytesList of one feature of an Example; none of another list.
 
     Raises:
-        NoExampleError: the bytes are no Example.
+        NoMessageError: the bytes are no Example.
     """
     found = list_in(record, name, "bytes")
     return [] if found is None else [record[start:stop] for start, stop in strings(record, found)]
@@ -95,7 +92,7 @@ def count(record: bytes, values: Values) -> int:
         return sum(1 for _ in strings(record, values))
     total = 0
     for wire, start, stop in _numbers(record, values):
-        if wire != _DELIMITED:
+        if wire != DELIMITED:
             total += 1
         elif values.kind == "float":
             total += (stop - start) // 4
@@ -106,7 +103,7 @@ def count(record: bytes, values: Values) -> int:
 
 def strings(record: bytes, values: Values) -> Iterator[tuple[int, int]]:
     """Yields where the strings of a list of kind "bytes" lie."""
-    for number, start, stop in _fields(record, values.start, values.stop):
+    for number, start, stop in fields(record, values.start, values.stop):
         if number == 1:
             yield start, stop
 
@@ -115,11 +112,11 @@ def integers(record: bytes, values: Values) -> list[int]:
     """Returns the numbers of a list of kind "int64"."""
     found = []
     for wire, at, stop in _numbers(record, values):
-        if wire != _DELIMITED:
-            found.append(_signed(_varint(record, at)[0]))
+        if wire != DELIMITED:
+            found.append(_signed(varint(record, at)[0]))
             continue
         while at < stop:
-            number, at = _varint(record, at)
+            number, at = varint(record, at)
             found.append(_signed(number))
     return found
 
@@ -129,18 +126,18 @@ def floats(record: bytes, values: Values) -> list[float]:
     found: list[float] = []
     for _, at, stop in _numbers(record, values):
         if (stop - at) % 4:
-            raise NoExampleError("half a number")
+            raise NoMessageError("half a number")
         found.extend(struct.unpack_from(f"<{(stop - at) // 4}f", record, at))
     return found
 
 
 def _entries(record: bytes, start: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
     """Yields (key, where its message lies) of the entries of a map."""
-    for number, at, end in _fields(record, start, stop):
+    for number, at, end in fields(record, start, stop):
         if number != 1:
             continue
         key, place = None, None
-        for part, low, high in _fields(record, at, end):
+        for part, low, high in fields(record, at, end):
             if part == 1:
                 key = record[low:high]
             elif part == 2:
@@ -152,76 +149,28 @@ def _entries(record: bytes, start: int, stop: int) -> Iterator[tuple[bytes, int,
 def _values(record: bytes, start: int, stop: int) -> Values | None:
     """Returns the list of a tf.train.Feature, which may be empty; None when none is set."""
     found = None
-    for number, low, high in _fields(record, start, stop):
+    for number, low, high in fields(record, start, stop):
         if number in KINDS:
             found = Values(KINDS[number], low, high)
     return found
-
-
-def _fields(record: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (number, where it lies) of the length-delimited fields of a message."""
-    while at < stop:
-        key = record[at]
-        at += 1
-        if key > 127:
-            key, at = _varint(record, at - 1)
-        wire = key & 7
-        if wire == _DELIMITED and at < stop:
-            length = record[at]
-            at += 1
-            if length > 127:
-                length, at = _varint(record, at - 1)
-            end = at + length
-            if end > stop or key < 8:
-                raise NoExampleError("a length that leads out of the record")
-            yield key >> 3, at, end
-            at = end
-        else:
-            at = _after(record, at, wire)
-            if at > stop:
-                raise NoExampleError("a number that leads out of the record")
 
 
 def _numbers(record: bytes, values: Values) -> Iterator[tuple[int, int, int]]:
     """Yields (wire type, where it lies) of the parts of a list of numbers, packed or one by one."""
     at = values.start
     while at < values.stop:
-        key, at = _varint(record, at)
+        key, at = varint(record, at)
         wire = key & 7
-        if wire == _DELIMITED:
-            length, at = _varint(record, at)
+        if wire == DELIMITED:
+            length, at = varint(record, at)
             end = at + length
         else:
-            end = _after(record, at, wire)
+            end = after(record, at, wire)
         if end > values.stop:
-            raise NoExampleError("a list that leads out of the record")
+            raise NoMessageError("a list that leads out of the record")
         if key >> 3 == 1:
             yield wire, at, end
         at = end
-
-
-def _after(record: bytes, at: int, wire: int) -> int:
-    """Returns where a number of that wire type ends."""
-    if wire == _VARINT:
-        return _varint(record, at)[1]
-    if wire not in (_FIXED_32, _FIXED_64):
-        raise NoExampleError("no protobuf message")
-    return at + (4 if wire == _FIXED_32 else 8)
-
-
-def _varint(record: bytes, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        if at >= len(record):
-            raise NoExampleError("a number that leads out of the record")
-        digit = record[at]
-        at += 1
-        number |= (digit & 127) << shift
-        if digit < 128:
-            return number, at
-        shift += 7
-        if shift > 63:
-            raise NoExampleError("a number that is too long")
 
 
 def _signed(number: int) -> int:
