@@ -15,9 +15,7 @@ from tfdist.records.buckets.urls import url_of
 from tfdist.records.report_text import table_of
 
 if TYPE_CHECKING:
-    from tfdist.records.adopting.adopt import DamagedFilesError
     from tfdist.records.adopting.describe import Described
-    from tfdist.records.format.manifest import Manifest
 
 _EPILOG = """\b
 Examples:
@@ -108,7 +106,8 @@ def command(source: tuple[str, ...], out: Path | None, **given: Any) -> None:
     On a folder that has a manifest, --resize, --color and --max-length change how its records are
     read, and nothing else.
     """
-    from tfdist.records.adopting.adopt import DamagedFilesError, adopt
+    from tfdist.cli.inspect import schema_table, splits_table
+    from tfdist.records.adopting.adopt import FAULTS_SHOWN, DamagedFilesError, adopt
     from tfdist.records.adopting.choose import UnclearError
 
     notes: list[str] = []
@@ -126,12 +125,18 @@ def command(source: tuple[str, ...], out: Path | None, **given: Any) -> None:
         _print_features(error.described)
         raise
     except DamagedFilesError as error:
-        _print_faults(error)
+        for fault in error.faults[:FAULTS_SHOWN]:
+            print(f"fault: {fault}")
+        if len(error.faults) > FAULTS_SHOWN:
+            print(f"and {len(error.faults) - FAULTS_SHOWN:,} more")
         raise
     for note in notes:
         print(f"tfdist: {note}")
-    _print_summary(_folder(source, out), manifest)
-    voice.result(folder=_folder(source, out), splits=voice.splits(manifest))
+    folder, console = _folder(source, out), stdout()
+    voice.result(folder=folder, splits=voice.splits(manifest))
+    console.print(schema_table(manifest.schema))
+    console.print(splits_table(manifest))
+    console.print(f"next: tfdist inspect {folder} --check")
 
 
 def _folder(source: Sequence[str], out: Path | None) -> Path | str:
@@ -151,21 +156,3 @@ def _print_features(described: Sequence[Described]) -> None:
         kind = item.kind if item.problem is None else f"{item.kind}, with {item.problem}"
         table.add_row(item.name, kind, item.shown_shape, item.found.example)
     stdout().print(table)
-
-
-def _print_faults(error: DamagedFilesError) -> None:
-    from tfdist.records.adopting.adopt import FAULTS_SHOWN
-
-    for fault in error.faults[:FAULTS_SHOWN]:
-        print(f"fault: {fault}")
-    if len(error.faults) > FAULTS_SHOWN:
-        print(f"and {len(error.faults) - FAULTS_SHOWN:,} more")
-
-
-def _print_summary(folder: Path | str, manifest: Manifest) -> None:
-    from tfdist.cli.inspect import schema_table, splits_table
-
-    console = stdout()
-    console.print(schema_table(manifest.schema))
-    console.print(splits_table(manifest))
-    console.print(f"next: tfdist inspect {folder} --check", soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import time
 from pathlib import Path
@@ -100,6 +101,7 @@ def pipeline(
     nothing is sent that AWS would refuse. Exit code 1 when something would be refused, or when an
     execution has failed.
     """
+    from tfdist.aws import definition
     from tfdist.aws import pipeline as pipelines
     from tfdist.aws.upload import sending
 
@@ -129,7 +131,10 @@ def pipeline(
     warn(config, problems)
     if problems:
         return EXIT_REFUSED
-    _note_checked(value)
+    count = len(list(definition.all_steps(value["Steps"])))
+    version = importlib.metadata.version("botocore")
+    # On stderr: stdout is the definition's.
+    click.echo(f"valid: {count} steps checked against the API of botocore {version}", err=True)
     if session is None:
         return 0
     client = session.client("sagemaker")
@@ -156,17 +161,6 @@ def _session(config: Config) -> Any:
     if config.training.strategy != "auto":
         strategy_class(config.training.strategy)  # The script would refuse it on a paid instance.
     return sessions.with_aws(config.region)
-
-
-def _note_checked(value: dict[str, Any]) -> None:
-    """Says on stderr what has been checked; stdout is the definition's."""
-    import importlib.metadata
-
-    from tfdist.aws import definition
-
-    count = len(list(definition.all_steps(value["Steps"])))
-    version = importlib.metadata.version("botocore")
-    click.echo(f"valid: {count} steps checked against the API of botocore {version}", err=True)
 
 
 def _follow(client: Any, execution: str, every_s: float = 30) -> int:

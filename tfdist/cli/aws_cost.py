@@ -182,19 +182,17 @@ def show(config: Config, speed: Speed, records: int, most: int) -> None:
         )
     console = stdout()
     console.print(table)
-    console.print(speed.describe(), soft_wrap=True)
+    console.print(speed.describe())
     console.print(
-        f"{priced}; {start}; computing alone; carbon: {carbon.source}, {config.region}, full load",
-        soft_wrap=True,
+        f"{priced}; {start}; computing alone; carbon: {carbon.source}, {config.region}, full load"
     )
     if most > 1:
-        console.print(_before_and_after(estimates[0], most, more), soft_wrap=True)
+        console.print(_before_and_after(estimates[0], most, more))
     least = "half of the speed of the first one"
     console.print(
         f"diminishing returns: each of {most} instances adds at least {least}"
         if best == most
-        else f"diminishing returns: beyond {best} an added instance gives less than {least}",
-        soft_wrap=True,
+        else f"diminishing returns: beyond {best} an added instance gives less than {least}"
     )
 
 

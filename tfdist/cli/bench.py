@@ -158,10 +158,10 @@ def command(
     )
     _print(rows, base, gains, plan)
     for note in fits.notes(rows, load):
-        stdout().print(note, soft_wrap=True)
+        stdout().print(note)
     if plot is not None:
         chart.draw(rows, plan, plot, f"{model}, {batch} rows a step")
-        stdout().print(f"plot  {plot}", soft_wrap=True)
+        stdout().print(f"plot  {plot}")
     if broken_off is not None:
         raise broken_off
     return int(any(row.has_failed for row in rows))
@@ -272,10 +272,10 @@ def _print(
     console = stdout()
     console.print(table)
     console.print(f"speed-up over {fits.called(base.entry)}")
-    console.print(f"planned  {plan.source}", soft_wrap=True)
+    console.print(f"planned  {plan.source}")
     for row in rows:
         if row.refused is not None:
-            console.print(f"{fits.called(row.entry)}: {row.refused}", soft_wrap=True)
+            console.print(f"{fits.called(row.entry)}: {row.refused}")
 
 
 def _planned(entry: fits.Entry, plan: planned.Planned) -> str:

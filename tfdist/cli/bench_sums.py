@@ -69,4 +69,4 @@ def command(sizes: str, ways: str | None, workers: int, plot: Path | None) -> No
     stdout().print(table)
     if plot is not None:
         chart.draw_sums(rows, plot, f"sums over {workers} processes")
-        stdout().print(f"plot  {plot}", soft_wrap=True)
+        stdout().print(f"plot  {plot}")

@@ -18,9 +18,15 @@ from tfdist.records.report_text import table_of
 _FILE_WIDTH = 120
 
 
+class _Results(Console):
+    def print(self, *objects: Any, **how: Any) -> None:
+        """Prints, each line of a text whole, however long: it may be a path or a command."""
+        super().print(*objects, **{"soft_wrap": isinstance(objects[0], str), **how})
+
+
 def stdout() -> Console:
     """Returns the console for results. Text is printed as it is: names may hold brackets."""
-    console = Console(markup=False, highlight=False, emoji=False)
+    console = _Results(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     return console

@@ -64,7 +64,7 @@ def _print_table(findings: list[engines.Finding], gpus: list[str]) -> None:
     for finding in findings:
         if not finding.ok:
             problem = finding.problem.rstrip(".")
-            console.print(f"{finding.engine}: {problem}. {finding.mend}.", soft_wrap=True)
+            console.print(f"{finding.engine}: {problem}. {finding.mend}.")
 
 
 def _word(answer: bool | None) -> str:

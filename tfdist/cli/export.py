@@ -130,14 +130,12 @@ def command(model: Path, out: Path, rescale: str | None, **given: Any) -> int:
     for table in report.tables():
         console.print(table)
     for line in report.lines():
-        console.print(line, soft_wrap=True)
+        console.print(line)
     if failure is not None:
         click.echo(f"tfdist: {failure}", err=True)
         return EXIT_DROP
     best = report.best
-    console.print(
-        f"written {report.path} ({report.chosen}, {best.bytes:,} bytes of TFLite)", soft_wrap=True
-    )
+    console.print(f"written {report.path} ({report.chosen}, {best.bytes:,} bytes of TFLite)")
     return 0
 
 
@@ -174,9 +172,7 @@ def write_for_tf_serving(
         f"written {found.path}: version {found.version} of {found.name}, {found.records} records "
         f"within {found.largest_difference:.1e} of Keras\n{kept}"
         f"serve it: tensorflow_model_server --rest_api_port=8501 "
-        f"--model_config_file={found.config}",
-        soft_wrap=True,
-        highlight=False,
+        f"--model_config_file={found.config}"
     )
 
 

@@ -80,8 +80,7 @@ def command(path: Path, check_bytes: bool, plot: Path | None) -> int:
         console.print(
             f"{folder}: from {manifest.source}, seed {manifest.seed}, "
             f"{'stratified, ' if manifest.stratified else ''}compression {manifest.compression}, "
-            f"written by {manifest.written_by}{elsewhere}",
-            soft_wrap=True,
+            f"written by {manifest.written_by}{elsewhere}"
         )
         tables = _tables(manifest, stores)
         voice.result(folder=folder, splits=voice.splits(manifest))
@@ -89,13 +88,13 @@ def command(path: Path, check_bytes: bool, plot: Path | None) -> int:
         stores = _stores_of_folders(folder)
         if split is not None:
             stores = {split: stores[split]}
-        console.print(f"{folder}: a folder of shards for each client", soft_wrap=True)
+        console.print(f"{folder}: a folder of shards for each client")
         tables = _tables_of_clients(stores)
     for table in tables:
         console.print(table)
     if plot is not None:
         _plot(folder, stores, plot)
-        console.print(f"plot: {plot}", soft_wrap=True)
+        console.print(f"plot: {plot}")
     return EXIT_FAULTS if check_bytes and not _check(folder, split) else 0
 
 
@@ -141,7 +140,7 @@ def _check(folder: Path, split: str | None) -> bool:
     voice.result(faults=faults)
     console = stdout()
     for fault in faults:
-        console.print(f"fault: {fault}", soft_wrap=True)
+        console.print(f"fault: {fault}")
     if faults:
         console.print(f"{len(faults)} {'fault' if len(faults) == 1 else 'faults'}")
     else:

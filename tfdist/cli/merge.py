@@ -49,4 +49,4 @@ def command(output: Path, *, overwrite: bool) -> None:
         return
     parts, records = prediction_parts.merge(output, overwrite=overwrite)
     voice.result(output=str(output), parts=parts, records=records)
-    stdout().print(f"{records:,} records of {parts:,} parts  {output}", soft_wrap=True)
+    stdout().print(f"{records:,} records of {parts:,} parts  {output}")

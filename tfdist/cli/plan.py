@@ -160,7 +160,7 @@ def command(
         _print_checks(checks)
     if plot is not None:
         plan_charts.draw(made, plot)
-        stdout().print(f"chart   {plot}", soft_wrap=True)
+        stdout().print(f"chart   {plot}")
     return int(any(check.measured is None for check in checks))
 
 
@@ -183,20 +183,23 @@ def _refuse_beside_jobs() -> None:
 def _print(made: Plan, costs: Costs) -> None:
     console = stdout()
     console.print(_rows_table(made))
-    console.print(f"take    {made.advice.reason}", soft_wrap=True)
+    console.print(f"take    {made.advice.reason}")
     if made.found_batch is not None:
         console.print(f"tried   {made.found_batch:,} rows a step fit, the most that was tried")
     if made.not_found is not None:
-        console.print(f"tried   nothing found: {made.not_found}", soft_wrap=True)
+        console.print(f"tried   nothing found: {made.not_found}")
     for row in made.rows:
         if row.refusal is not None:
-            console.print(f"refused {row.name}: {row.refusal}", soft_wrap=True)
+            console.print(f"refused {row.name}: {row.refusal}")
     if made.scaling is not None:
         console.print(_scaling_table(made, costs))
-        console.print(_last_that_pays(made.scaling.last_that_pays), soft_wrap=True)
+        last = made.scaling.last_that_pays
+        few, gain = f"up to {last:,} devices: another gives", "less than half of the first"
+        few = "a second device gives" if last == 1 else few
+        console.print(f"pays    with the same rows a step {few} {gain}")
     sources = (*made.sources, *costs.sources)
     for name, line in zip(("from", *[""] * len(sources)), sources, strict=False):
-        console.print(f"{name:8}{line}", soft_wrap=True)
+        console.print(f"{name:8}{line}")
 
 
 def _rows_table(made: Plan) -> Table:
@@ -231,7 +234,7 @@ def _print_checks(checks: list[Check]) -> None:
     stdout().print(table)
     for check in checks:
         if check.measured is None:
-            stdout().print(f"failed  {check.name}: {check.why}", soft_wrap=True)
+            stdout().print(f"failed  {check.name}: {check.why}")
 
 
 def _largest(row: Row, batch: int) -> str:
@@ -263,15 +266,6 @@ def _scaling_table(made: Plan, costs: Costs) -> Table:
             "" if kilograms is None else f"{kilograms:.3g}",
         )
     return table
-
-
-def _last_that_pays(last: int) -> str:
-    if last == 1:
-        return "pays    with the same rows a step a second device gives less than half of the first"
-    return (
-        f"pays    with the same rows a step up to {last:,} devices: another gives less than half "
-        "of the first"
-    )
 
 
 def size(count: float) -> str:

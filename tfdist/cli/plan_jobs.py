@@ -34,8 +34,7 @@ def show(path: Path, device_file: Path | None) -> None:
     console.print(table)
     console.print(
         "a device is shared where both fit in its memory, and are busy together for at most all of "
-        "the time; memory and busy: as the file says, busy 1 where it does not",
-        soft_wrap=True,
+        "the time; memory and busy: as the file says, busy 1 where it does not"
     )
 
 

@@ -92,4 +92,4 @@ def _print(found: Predictions) -> None:
         table.add_row(name, " x ".join(f"{size:,}" for size in shape), dtype)
     console = stdout()
     console.print(table)
-    console.print(f"predictions  {found.output}", soft_wrap=True)
+    console.print(f"predictions  {found.output}")

@@ -110,4 +110,4 @@ def _to_sagemaker(folder: Path, found: Served) -> None:
 
 
 def _told(written: str, command: str) -> None:
-    stdout().print(f"{written}\nnext: {command}", soft_wrap=True, highlight=False)
+    stdout().print(f"{written}\nnext: {command}")

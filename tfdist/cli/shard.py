@@ -162,13 +162,15 @@ def command(source: str, out: Path, crop: bool, pad: bool, part: str | None, **g
     """
     from tfdist.records.writing.writer import write
 
+    if crop and pad:
+        raise OptionError("--crop and --pad must not go together", mend="Leave one out")
     sources: list[Columns] = []
     with progress_bar("records") as bar:
         task = bar.add_task("Writing", total=None)
         manifest = write(
             source,
             out,
-            fit=_fit(crop, pad),
+            fit="crop" if crop else "pad" if pad else None,
             **given,
             part=part,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
@@ -183,13 +185,6 @@ def command(source: str, out: Path, crop: bool, pad: bool, part: str | None, **g
         tell_shards(
             Part.of(part).path_of(out), manifest, f"tfdist merge {out}, when all parts are there"
         )
-
-
-def _fit(crop: bool, pad: bool) -> str | None:
-    """Returns how images are resized, as ``write`` calls it."""
-    if crop and pad:
-        raise OptionError("--crop and --pad must not go together", mend="Leave one out")
-    return "crop" if crop else "pad" if pad else None
 
 
 def _print_roles(source: str, roles: Sequence[tuple[str, str]]) -> None:
@@ -217,4 +212,4 @@ def tell_shards(out: Path, manifest: Manifest, then: str | None = None, **told: 
         table.add_row(split_name, f"{split.records:,}", str(len(split.shards)), size)
     console = stdout()
     console.print(table)
-    console.print(f"next: {then or f'tfdist inspect {name} --check'}", soft_wrap=True)
+    console.print(f"next: {then or f'tfdist inspect {name} --check'}")

@@ -60,11 +60,11 @@ def command(run: str, compare: str | None, plot: Path | None, perfetto: str | No
         _print_change(found, other)
     if plot is not None:
         gantt.draw(found, plot)
-        stdout().print(f"plot     {plot}", soft_wrap=True)
+        stdout().print(f"plot     {plot}")
     if perfetto:
         lacking = perfetto_file.write(found, Path(perfetto))
         for line in (f"perfetto {perfetto}: open it at ui.perfetto.dev", *lacking):
-            stdout().print(line, soft_wrap=True)
+            stdout().print(line)
 
 
 def _print(found: Report) -> None:
@@ -89,7 +89,7 @@ def _print(found: Report) -> None:
         )
     stdout().print(table)
     for line in (*_of_ranks(found), *found.unknown):
-        stdout().print(line, soft_wrap=True)
+        stdout().print(line)
     operations = table_of(None, ("longest operations", "ms of a step", "layer", ""), ())
     operations.columns[1].justify = "right"
     for each in found.longest:

@@ -160,13 +160,13 @@ def _print_results(run: Run, config: dict[str, Any]) -> None:
     if summary["last_epoch"]:
         console.print(f"last    {listed(summary['last_epoch'])}")
     for name, line in zip(("data", ""), data_wait.told(summary, config), strict=False):
-        console.print(f"{name:8}{line}", soft_wrap=True)
+        console.print(f"{name:8}{line}")
     if used := resource_log.told(summary):
-        console.print(f"used    {used}", soft_wrap=True)
+        console.print(f"used    {used}")
     console.print(f"model   {run.url or run.folder}/{run.model_path.name}")
     if summary["best"]:
         place = f"{run.url or run.folder}/{run.best_model_path.name}"
-        console.print(f"best    {place}, {listed(summary['best'])}", soft_wrap=True)
+        console.print(f"best    {place}, {listed(summary['best'])}")
     if "limit_steps" in summary:
         console.print(f"dry run {summary['limit_steps']} steps of each epoch")
-    console.print(f"curves  {run.curves}", soft_wrap=True)
+    console.print(f"curves  {run.curves}")

@@ -124,7 +124,7 @@ def _shown(request: Request) -> Iterator[Callable[[TrialRow], None]]:
         if console.is_terminal:
             live.update(_table(list(rows.values()), request.search.metric), refresh=True)
         elif has_changed:
-            console.print(_line(row, request.search.metric), soft_wrap=True)
+            console.print(_line(row, request.search.metric))
 
     with live if console.is_terminal else contextlib.nullcontext():
         yield take
@@ -164,7 +164,7 @@ def _print_results(found: Found, request: Request) -> None:
     console.print(_table(found.rows, request.search.metric))
     console.print(f"table   {found.folder / 'trials.csv'}")
     charts = ", ".join(map(str, found.charts)) or "none: pip install 'tfdist[plots]'"
-    console.print(f"charts  {charts}", soft_wrap=True)
+    console.print(f"charts  {charts}")
     if best is None:
         raise DivergedError(
             "a trial must come to its last epoch",
@@ -172,4 +172,4 @@ def _print_results(found: Found, request: Request) -> None:
             mend="Search a smaller space, or --resume with more --trials",
         )
     console.print(f"best    trial {best.number}, {found.best_folder}")
-    console.print(f"in full {found.command}", soft_wrap=True)
+    console.print(f"in full {found.command}")

@@ -104,6 +104,6 @@ def _print(report: Report) -> None:
         table.add_row("loss", "", *blank, *by)
     console = stdout()
     console.print(table)
-    console.print(str(report))
+    console.print(str(report), soft_wrap=False)
     if explanation is not None:
-        console.print(str(explanation))
+        console.print(str(explanation), soft_wrap=False)

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.errors import OptionError, TfdistError
-from tfdist.launch.jobs import Where
 from tfdist.planning.devices import CPU
 from tfdist.planning.plan import Row
 from tfdist.planning.report import Plan
 from tfdist.runs import ranks
 from tfdist.runs.choosing import started
+from tfdist.runs.needs import ONE_PROCESS
 from tfdist.strategies import spec_of
 from tfdist.training.engine import model_path
 
 RANK = "tfdist.runs.made_up_rank"
-# A step of a large model takes minutes on a CPU, and says nothing meanwhile.
-_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +86,7 @@ def _checked(
 
     why = ""
     try:
-        where = Where(strategy="single", options={}, workers=1, stall_timeout_s=_TIMEOUT_S)
-        ranks.run(RANK, config, where, take)
+        ranks.run(RANK, config, ONE_PROCESS, take)
     except TfdistError as error:  # The other rows hold.
         why = str(error)
     return Check(name=row.name, told=row.peak, measured=measured[0] if measured else None, why=why)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfdist.errors import TfdistError
-
-if TYPE_CHECKING:
-    from tfdist.records.format.manifest import Manifest
 
 # A share of the steps' time: below it, other things are worth a look first.
 MUCH = 0.2
@@ -36,11 +33,14 @@ def told(summary: dict[str, Any], config: dict[str, Any]) -> list[str]:
 
 
 def _remedies(config: dict[str, Any]) -> list[str]:
+    from tfdist.records.format.manifest import load_manifest
+
     found = ["give each process more cores"]
     if config.get("augment"):
         found.append("change less with --augment")
-    manifest = _manifest(config)
-    if manifest is None:
+    try:
+        manifest = load_manifest(Path(config["splits"]["train"]).parent)
+    except TfdistError:
         return found
     shards = [shard for info in manifest.splits.values() for shard in info.shards]
     images = [feature for feature in manifest.schema.features if feature.is_image]
@@ -53,12 +53,3 @@ def _remedies(config: dict[str, Any]) -> list[str]:
     if len(shards) > len(manifest.splits) and all(s.bytes < _SMALL_SHARD_BYTES for s in shards):
         found.append("write fewer, larger shards: tfdist shard --num-shards")
     return found
-
-
-def _manifest(config: dict[str, Any]) -> Manifest | None:
-    from tfdist.records.format.manifest import load_manifest
-
-    try:
-        return load_manifest(Path(config["splits"]["train"]).parent)
-    except TfdistError:
-        return None

@@ -12,10 +12,12 @@ from typing import Any
 from tfdist.compat import follow_program
 from tfdist.errors import DataError, OptionError
 from tfdist.launch.jobs import Where
+from tfdist.records.buckets.urls import url_of
 from tfdist.runs import ranks
 from tfdist.runs.files import read_config
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.predicting import check_weights
+from tfdist.runs.progress import Progress
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import check_count
 
@@ -162,3 +164,33 @@ def carry_out(
 
         ranks.run(RANK, config, where, take)
     return found if where.is_chief else None
+
+
+def evaluate_beside(config: dict[str, Any], where: Where, progress: Progress) -> None:
+    """Evaluates each new checkpoint of a training that other processes run, until it has ended.
+
+    That is the evaluator of a TF_CONFIG, as Kubeflow's TFJob starts one beside a training, with the
+    training's command. It takes no part in it.
+
+    Args:
+        config: of the training.
+        where: of the training; its deadlines are those of the evaluator.
+
+    Raises:
+        OptionError: the training writes into a bucket.
+        TfdistError: nothing to evaluate on, or no checkpoint for too long.
+    """
+    if url_of(config["output"]) is not None:
+        raise OptionError(
+            "the output of a training that has an evaluator must be a folder that both see",
+            received=config["output"],
+            mend="Name a folder on a volume that they share, or leave the evaluator out",
+        )
+    alone = Where(
+        strategy="single",
+        options={},
+        workers=1,  # Without the TF_CONFIG, whose cluster the evaluator is not in.
+        start_timeout_s=where.start_timeout_s,
+        stall_timeout_s=where.stall_timeout_s,
+    )
+    ranks.run("tfdist.runs.evaluate_rank", config, alone, progress.take)

@@ -158,13 +158,14 @@ class Fitting:
             callbacks.append(checkpoints)
         if self._strategy.topology.is_chief:  # Keras shows nothing here.
             callbacks.append(TracingNotice(say=say))
+        weights = self._config["class_weight"]
         emit({"event": "data", "steps": self.feed.callback_steps, "long": True})
         self.model.fit(
             self.feed,
             epochs=self._config["epochs"],
             validation_data=validation,
             callbacks=[*callbacks, *last],
-            class_weight=requested_callbacks.class_weight(self._config),
+            class_weight=weights and {int(number): each for number, each in weights.items()},
             verbose=0,
         )
         emit({"event": "trained", "long": True})  # Data for the test, and perhaps its trace.

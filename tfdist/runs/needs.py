@@ -13,8 +13,9 @@ from tfdist.training.engine import model_path
 from tfdist.training.engine.options import check_count
 
 RANK = "tfdist.runs.needs_rank"
-# A large model over many devices takes minutes to trace, and says nothing meanwhile.
-_TIMEOUT_S = 900.0
+#: One process, wherever the strategies themselves have several. A step of a large model takes
+#: minutes to trace, or to run on a CPU, and says nothing meanwhile.
+ONE_PROCESS = Where(strategy="single", options={}, workers=1, stall_timeout_s=900.0)
 
 
 def find_needs(
@@ -45,7 +46,13 @@ def find_needs(
     model_path.check(model)
     check_count("global_batch_size", rows)
     found: dict[int, Needs | TfdistError] = {
-        number: _of_clients() for number, each in enumerate(asked) if each[0] == "federated"
+        number: OptionError(
+            "a strategy that is planned must train by steps of global batches",
+            received="strategy 'federated', whose rounds are trainings of clients",
+            mend="Plan another one: a client takes what single takes",
+        )
+        for number, each in enumerate(asked)
+        if each[0] == "federated"
     }
     traced = [number for number in range(len(asked)) if number not in found]
 
@@ -70,15 +77,5 @@ def find_needs(
     if traced:
         own = [(asked[each][0], dict(asked[each][1]), asked[each][2]) for each in traced]
         config = {"model": model, "asked": own, "rows": rows, "on_gpus": on_gpus}
-        # One process, wherever the strategies themselves have several.
-        where = Where(strategy="single", options={}, workers=1, stall_timeout_s=_TIMEOUT_S)
-        ranks.run(RANK, config, where, take)
+        ranks.run(RANK, config, ONE_PROCESS, take)
     return [found[number] for number in range(len(asked))]
-
-
-def _of_clients() -> OptionError:
-    return OptionError(
-        "a strategy that is planned must train by steps of global batches",
-        received="strategy 'federated', whose rounds are trainings of clients",
-        mend="Plan another one: a client takes what single takes",
-    )

@@ -9,7 +9,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -225,16 +225,12 @@ def _write(path: Path, outputs: dict[str, np.ndarray]) -> None:
     with replacing(path) as temporary, temporary.open("wb") as file:
         if path.suffix == ".npy":
             np.save(file, next(iter(outputs.values())), allow_pickle=False)
-        else:
-            _write_arrays(file, outputs)
-
-
-def _write_arrays(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
-    """Writes what np.savez does, of any names: "file" is that of an argument of its own."""
-    with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
-        for name, rows in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, rows, allow_pickle=False)
+            return
+        # What np.savez does, of any names: "file" is that of an argument of its own.
+        with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+            for name, rows in outputs.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, rows, allow_pickle=False)
 
 
 if __name__ == "__main__":

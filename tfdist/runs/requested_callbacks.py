@@ -73,12 +73,6 @@ def model_fn(config: dict[str, Any]) -> Callable[[], Any]:
     return with_learning_rate(loaded, config["lr"])
 
 
-def class_weight(config: dict[str, Any]) -> dict[int, float] | None:
-    """Returns it as ``Model.fit`` takes it."""
-    given = config.get("class_weight")
-    return given and {int(number): weight for number, weight in given.items()}
-
-
 def callbacks(
     config: dict[str, Any],
     strategy: Any,

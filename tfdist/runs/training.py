@@ -17,7 +17,7 @@ from tfdist.records.buckets.cache import scratch_folder
 from tfdist.records.buckets.urls import url_of
 from tfdist.runs import curves, ranks
 from tfdist.runs.choosing import fitting
-from tfdist.runs.evaluator import evaluate_beside
+from tfdist.runs.evaluating import evaluate_beside
 from tfdist.runs.files import read_rows, write_json
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.metrics_file import MetricsFile
