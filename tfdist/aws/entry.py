@@ -56,16 +56,11 @@ def run(body: Callable[[list[str]], None], output_dir: Path | None) -> None:
         if not isinstance(error, TfdistError):
             traceback.print_exc()
             reason = f"{type(error).__name__}: {error}"
-        _report(reason, output_dir)
+        text = " ".join(reason.split())
+        print(f"tfdist: Error: {text}", file=sys.stderr, flush=True)
+        if output_dir is not None:
+            # The first rank that fails knows the cause; those that follow see its end.
+            with contextlib.suppress(OSError), open(output_dir / "failure", "x") as file:
+                file.write(text[:_FAILURE_CHARACTERS])
         sys.stdout.flush()
         os._exit(1)  # At once: other ranks may never come to a common end.
-
-
-def _report(reason: str, output_dir: Path | None) -> None:
-    text = " ".join(reason.split())
-    print(f"tfdist: Error: {text}", file=sys.stderr, flush=True)
-    if output_dir is None:
-        return
-    # The first rank that fails knows the cause; those that follow see its end.
-    with contextlib.suppress(OSError), open(output_dir / "failure", "x") as file:
-        file.write(text[:_FAILURE_CHARACTERS])

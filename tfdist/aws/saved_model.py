@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.records.format.manifest import Manifest
+from tfdist.aws.evaluation import ARCHIVE
+from tfdist.errors import OptionError, cannot_write
+from tfdist.records.format.manifest import Manifest, load_manifest
 from tfdist.records.format.schema import Schema
 from tfdist.runs.files import write_json
 from tfdist.strategies.base import called, clone
@@ -15,6 +19,10 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
+    from tfdist.export.versions import Served
+
+# That tfdist init --sagemaker copies.
+_SCRIPTS = Path(__file__).with_name("scripts")
 # Files beside the scripts that a serving container runs, and their names in model.tar.gz.
 _SERVING_FILES = {
     "inference.py": "code/inference.py",
@@ -67,3 +75,49 @@ def write_about(folder: Path, model: tf.keras.Model, manifest: Manifest, code_fo
     for file, target in _SERVING_FILES.items():
         (folder / target).parent.mkdir(exist_ok=True)
         shutil.copyfile(code_folder / file, folder / target)
+
+
+def write_archive(model: tf.keras.Model, folder: Path, data: str) -> tuple[Path, Served]:
+    """Writes ``folder``/model.tar.gz for endpoints, batch transforms and evaluations of AWS.
+
+    In it are 1/, a SavedModel that gives Keras' answers, code/ that AWS runs around each request,
+    and tfdist/, what an evaluation must know.
+
+    Args:
+        model: with its weights.
+        folder: which may be new; its folder must be there.
+        data: the shards that it was trained on.
+
+    Returns:
+        The archive, and the version that is in it.
+
+    Raises:
+        OptionError: the archive is there already, or the folder's folder is not.
+        ModelError, DataError, ExportError: as in ``export.tf_serving``.
+        WriteError: the disk is full, or the folder cannot be written.
+    """
+    from tfdist.export.versions import tf_serving
+    from tfdist.export.warmup import WARMUP
+
+    path = folder / ARCHIVE
+    if path.exists() or not folder.absolute().parent.is_dir():
+        raise OptionError(
+            f"{ARCHIVE} must be a new file, in a folder whose own folder exists",
+            received=f"{path}, which is there" if path.exists() else f"{folder}, which cannot be",
+            mend="Give another one: --to sagemaker DIR",
+        )
+    try:
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as place:
+            content, packed = Path(place) / "model", Path(place) / ARCHIVE
+            version = tf_serving(model, content, data=data)
+            # Its requests are for another name of the model.
+            shutil.rmtree((version.path / WARMUP).parent)
+            version.config.unlink()
+            write_about(content, model, load_manifest(Path(data)), _SCRIPTS)
+            with tarfile.open(packed, "w:gz") as archive:
+                archive.add(content, arcname=".")
+            packed.replace(path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    return path, version

@@ -13,7 +13,7 @@ from tfdist.cli.option_table import options_of
 from tfdist.cli.process_options import model_option, where_options
 from tfdist.launch.jobs import Where
 from tfdist.records.report_text import table_of
-from tfdist.runs.predicting import Predictions, carry_out
+from tfdist.runs.predicting import carry_out
 from tfdist.runs.settings import Settings
 
 _EPILOG = """\b
@@ -81,12 +81,9 @@ def command(where: Where, **given: Any) -> None:
     """
     with step_status("predicting") as take:
         found = carry_out(where, on_event=take, **given)
-    if found is not None:
-        voice.result(output=str(found.output), outputs=found.outputs)
-        _print(found)
-
-
-def _print(found: Predictions) -> None:
+    if found is None:
+        return
+    voice.result(output=str(found.output), outputs=found.outputs)
     table = table_of(None, ("output", "shape", "type"), ())
     for name, (shape, dtype) in found.outputs.items():
         table.add_row(name, " x ".join(f"{size:,}" for size in shape), dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -19,17 +20,9 @@ from tfdist.strategies import parse_options
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import picked
 
-
-def _model(required: bool) -> Callable:
-    return click.option(
-        "--model",
-        required=required,
-        metavar="FILE.py:NAME",
-        help="A function that returns a compiled Keras model.",
-    )
-
-
-model_option, optional_model_option = _model(True), _model(False)
+_text = "A function that returns a compiled Keras model."
+_model = functools.partial(click.option, "--model", metavar="FILE.py:NAME", help=_text)
+model_option, optional_model_option = _model(required=True), _model()
 data_option = click.option(
     "--data",
     required=True,

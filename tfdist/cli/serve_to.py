@@ -100,9 +100,9 @@ def _to_sagemaker(folder: Path, found: Served) -> None:
     with progress_bar("") as bar:
         bar.add_task("writing and comparing with Keras", total=None)
         import_tensorflow()
-        from tfdist.aws import archive
+        from tfdist.aws import saved_model
 
-        path, version = archive.write(_trained(found), folder, data=found.trained_on)
+        path, version = saved_model.write_archive(_trained(found), folder, data=found.trained_on)
     difference = version.largest_difference
     voice.result(to=SAGEMAKER, path=str(path), records=version.records, difference=difference)
     compared = f"{version.records} records within {difference:.1e} of Keras"

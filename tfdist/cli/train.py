@@ -98,7 +98,10 @@ def command(where: Where, model: str, data: str, output: Path, **given: Any) -> 
         with shown(config["epochs"]) as progress:
             run = carry_out(config, where, progress, start, tell=_tell)
     except (KeyboardInterrupt, SystemExit):
-        voice.part_with(_how_to_go_on(config["output"]))
+        kept = ["the last checkpoint in the bucket"]
+        if not url_of(config["output"]):
+            kept = checkpoint_files.finished(RunFolder(config["output"]).checkpoints)
+        voice.part_with(f"the same command with --resume goes on from {kept[-1]}" if kept else "")
         raise
     if run is not None:
         place, best = run.url or run.folder, run.best_model_path
@@ -110,13 +113,6 @@ def command(where: Where, model: str, data: str, output: Path, **given: Any) -> 
             metrics=run.summary,
         )
         _print_results(run, config)
-
-
-def _how_to_go_on(output: str) -> str:
-    if url_of(output):
-        return "the same command with --resume goes on from the last checkpoint in the bucket"
-    kept = checkpoint_files.finished(RunFolder(output).checkpoints)
-    return f"the same command with --resume goes on from {kept[-1]}" if kept else ""
 
 
 def _tell(text: str) -> None:

@@ -58,7 +58,7 @@ def plan(
         LaunchError: a process that traces a step died, or fell silent.
     """
     ranks.refuse_within_rank("tfdist.plan")
-    check_count("global_batch_size", global_batch_size, 1)
+    check_count("global_batch_size", global_batch_size)
     named = model_path.of(model)
     model_path.check(named)
     cluster = DeviceTable.load(device_file).cluster(devices)
