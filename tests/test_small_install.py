@@ -13,8 +13,8 @@ import pytest
 from tfdist.aws import evaluation
 from tfdist.errors import EngineMissingError
 from tfdist.records import charts
+from tfdist.runs.curves import draw
 from tfdist.runs.folder import RunFolder
-from tfdist.runs.training import draw
 
 _RUN = """
 import json, sys

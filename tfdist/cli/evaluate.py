@@ -12,7 +12,7 @@ from tfdist.cli.option_table import options_of
 from tfdist.cli.process_options import data_option, where_options
 from tfdist.launch.jobs import Where
 from tfdist.records.report_text import table_of
-from tfdist.runs.evaluating import carry_out, find
+from tfdist.runs.evaluating import Evaluation, carry_out, find
 from tfdist.runs.settings import Settings
 
 _EPILOG = """\b
@@ -51,9 +51,13 @@ def command(
             global_batch_size=global_batch_size,
             on_event=take,
         )
-    if found is None:
-        return
-    voice.result(evaluations=[asdict(each) | {"weights": str(each.weights)} for each in found])
+    if found is not None:
+        rows = [asdict(each) | {"weights": str(each.weights)} for each in found]
+        voice.result(evaluations=rows)
+        _print(found)
+
+
+def _print(found: list[Evaluation]) -> None:
     names = list(dict.fromkeys(name for each in found for name in each.metrics))
     table = table_of(None, ("trained", "records", *names), ())
     for each in found:

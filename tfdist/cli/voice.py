@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
@@ -29,7 +29,7 @@ _SECONDS_BETWEEN_PROGRESS = 0.5
 class _Voice:
     def __init__(self) -> None:
         self.stdout = sys.stdout
-        self.events: TextIO | None = None
+        self.tells_events = False
         self.wants_answer = False
         self.is_quiet = False
         self.result: dict[str, Any] = {}
@@ -90,7 +90,7 @@ def _json(command: click.Command) -> click.Option:
             sys.stdout = sys.stderr
         _voice.wants_answer = isinstance(command, Answering)
         if not _voice.wants_answer:
-            _voice.events = _voice.stdout
+            _voice.tells_events = True
             tell("start", verb=_verb(ctx), version=__version__)
 
     told = "Print one JSON object a line for what happens, on stdout."
@@ -133,20 +133,22 @@ def is_quiet() -> bool:
 
 def is_heard() -> bool:
     """Whether a program listens."""
-    return _voice.events is not None
+    return _voice.tells_events
 
 
 def tell(event: str, **fields: Any) -> None:
     """Writes one event for programs; nothing without ``--json``."""
-    if _voice.events is not None:
+    if _voice.tells_events:
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"event": event, "time": time, **_plain(fields)}, allow_nan=False)
-        try:
-            _voice.events.write(f"{line}\n")
-            _voice.events.flush()
-        except BrokenPipeError:  # Whoever listened has gone, as with `| head`.
-            fall_silent()
-            sys.exit(128 + signal.SIGPIPE)
+        _send(json.dumps({"event": event, "time": time, **_plain(fields)}, allow_nan=False))
+
+
+def _send(text: str) -> None:
+    try:
+        print(text, file=_voice.stdout, flush=True)
+    except BrokenPipeError:  # Whoever listened has gone, as with `| head`.
+        fall_silent()
+        sys.exit(128 + signal.SIGPIPE)
 
 
 def progress(what: str, done: float, total: float | None, unit: str) -> None:
@@ -166,7 +168,7 @@ def result(**fields: Any) -> None:
 def answer(value: Any) -> None:
     """Prints the document of an ``Answering`` verb; nothing without ``--json``."""
     if _voice.wants_answer:
-        print(json.dumps(_plain(value), indent=2, allow_nan=False), file=_voice.stdout)
+        _send(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
 def take(rank: int, event: dict[str, Any]) -> None:
@@ -199,7 +201,7 @@ def end(exit_code: int) -> None:
 
 def fall_silent() -> None:
     """Writes nothing more to standard output, which cannot be written to."""
-    _voice.events = None
+    _voice.tells_events = False
     os.dup2(os.open(os.devnull, os.O_WRONLY), _voice.stdout.fileno())
 
 
