@@ -774,7 +774,7 @@ def ranks_that_read_other_batches_are_told(strategy, folder):
 
 
 class Counting(keras.Model):
-    """Tells a tracker of its own one number a batch."""
+    """Tells a tracker of its own one number a batch, and shows what no metric counts."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -783,11 +783,12 @@ class Counting(keras.Model):
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, Any]:
         self.tracker.update_state(tf.reduce_mean(tf.reduce_max(y_pred, -1)))
         results = super().compute_metrics(x, y, y_pred, sample_weight)
-        return {**results, "largest": self.tracker.result()}
+        own = {"mean": tf.reduce_mean(y_pred[:, 0]), "highest": tf.reduce_max(y_pred)}
+        return {**results, **own, "largest": self.tracker.result()}
 
 
-@scenario(long=True)
-def a_number_that_compute_metrics_counts(strategy, folder):
+@scenario("mirrored", "horovod", long=True)
+def numbers_of_compute_metrics(strategy, folder):
     def model_fn() -> keras.Model:
         inputs = keras.Input((5,))
         model = Counting(inputs, layers.Dense(3, "softmax")(inputs))
@@ -854,6 +855,14 @@ def a_model_that_fails_in_its_call_stays_to_be_built(strategy, folder):
     for _ in range(2):  # Keras' own loop would not be reached.
         with pytest.raises(ValueError, match="mine"):
             model.fit(strategy.dataset(data(), global_batch_size=8))
+
+
+@scenario("mirrored")
+def weights_from_elsewhere_are_refused(strategy, folder):
+    model = strategy.build(lambda: compiled(Late()))
+    model(data()[0])
+    with pytest.raises(ModelError, match=r"scope of its strategy.*Call it in model_fn"):
+        model.fit(strategy.dataset(data(), global_batch_size=8))
 
 
 @scenario(long=True)

@@ -494,6 +494,36 @@ def sums_and_extremes_are_those_of_the_batch(strategy, folder):
         assert line.count("(float32") == 1
 
 
+class Clipping(keras.Model):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - tf.cast(y, tf.float32)))
+        gradients = [gradient / 2 for gradient in tape.gradient(loss, self.trainable_variables)]
+        if self.clips:
+            gradients, _ = tf.clip_by_global_norm(gradients, 0.01)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+@scenario
+def gradients_that_a_step_clips_are_named(strategy, folder):
+    for clips in (True, False):
+
+        def model_fn(clips=clips):
+            inputs = keras.Input((5,))
+            model = Clipping(inputs, layers.Dense(1)(inputs))
+            model.clips = clips
+            model.compile("sgd")
+            return model
+
+        feed = strategy.dataset((rows(), labels()[:, None]), global_batch_size=BATCH)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            strategy.build(model_fn).fit(feed, verbose=0)
+        warns = "makes of its gradients what is no mean over the rows" in said.getvalue()
+        assert warns == (clips and strategy.topology.is_chief)
+
+
 @scenario
 def gradients_that_may_be_of_other_batches(strategy, folder):
     def model_fn():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -98,6 +99,11 @@ def function_of(part: Any) -> Any:
     return getattr(part, "_fn", getattr(part, "fn", part))
 
 
+def values_of(metric: Any) -> Callable[[Any, Any], Any]:
+    """Returns what a ``MeanMetricWrapper`` takes the mean of: its function, and what it is told."""
+    return functools.partial(function_of(metric), **metric._fn_kwargs)
+
+
 def build_metrics(model: tf.keras.Model, y_pred: Any, y: Any) -> None:
     """Makes the variables of compiled metrics of Keras 2, where they are not made.
 
@@ -128,16 +134,25 @@ def compiled_metrics(model: tf.keras.Model) -> list[Any]:
     return [] if model._compile_metrics is None else model._compile_metrics.metrics
 
 
-def metrics_by_output(model: tf.keras.Model) -> list[list[Any]]:
+def metrics_by_output(model: tf.keras.Model, names: Sequence[str]) -> list[list[Any]]:
     """Returns the compiled metrics of each output, in the order of the flat outputs.
 
-    Empty where they are not made, and of Keras 3.
+    Args:
+        names: of the flat outputs.
+
+    Returns:
+        None of them where they are not made.
     """
-    if IS_KERAS_3 or not model.compiled_metrics.built:
+    compiled = model._compile_metrics if IS_KERAS_3 else model.compiled_metrics
+    if compiled is None or not compiled.built:
         return []
-    compiled = model.compiled_metrics
-    pairs = zip(compiled._metrics, compiled._weighted_metrics, strict=True)
-    return [tf.nest.flatten(pair) for pair in pairs]
+    if not IS_KERAS_3:
+        pairs = zip(compiled._metrics, compiled._weighted_metrics, strict=True)
+        return [tf.nest.flatten(pair) for pair in pairs]
+    pairs = zip(compiled._flat_metrics, compiled._flat_weighted_metrics, strict=True)
+    each = ([m for part in pair if part is not None for m in part.metrics] for pair in pairs)
+    by_name = dict(zip(compiled._resolved_output_names or names, each, strict=True))
+    return [by_name[name] for name in names]
 
 
 def weighed_metrics(model: tf.keras.Model) -> list[Any]:
@@ -151,10 +166,13 @@ def weighed_metrics(model: tf.keras.Model) -> list[Any]:
 def row_counters(model: tf.keras.Model) -> list[Any]:
     """Returns the compiled metrics, and those of losses that Keras tells how many rows they have.
 
-    Keras 3 counts the loss of an output by batches, where their size is not known beforehand.
+    Keras 3 counts the loss of an output by batches, where their size is not known beforehand. It
+    lists what tells all compiled metrics as a metric, too.
     """
     found = compiled_metrics(model)
-    return found if IS_KERAS_3 else [*model.compiled_loss.metrics, *found]
+    if IS_KERAS_3:
+        return [*found, model._compile_metrics]
+    return [*model.compiled_loss.metrics, *found]
 
 
 def update_metrics(model: tf.keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:

@@ -116,6 +116,34 @@ def test_what_counts_by_a_threshold_is_tried_on_both_sides_of_it():
     assert coupled(built, (_SPEC[0], tf.TensorSpec([None, 4]))) == ["metric 'f1'"]
 
 
+def spread(y, y_pred, *, axis):
+    return tf.math.reduce_std(y_pred, axis)
+
+
+@pytest.mark.parametrize(
+    ("metric", "found"),
+    [
+        (lambda: keras.metrics.CosineSimilarity(axis=0), ["metric 'cosine_similarity'"]),
+        (lambda: keras.metrics.CosineSimilarity(axis=1), []),
+        (lambda: keras.metrics.MeanMetricWrapper(spread, "spread", axis=0), ["metric 'spread'"]),
+        (lambda: keras.metrics.MeanMetricWrapper(spread, "spread", axis=1), []),
+    ],
+)
+def test_what_a_metric_is_told_beside_rows_counts(metric, found):
+    built = model(None)
+    built.compile("sgd", "mse", metrics=[metric()])
+    assert coupled(built, (_SPEC[0], tf.TensorSpec([None, 4]))) == found
+
+
+def test_metrics_of_outputs_beside_one_without_labels():
+    inputs = keras.Input((3,))
+    outputs = {name: layers.Dense(4, name=name)(inputs) for name in ("right", "left", "middle")}
+    built = keras.Model(inputs, outputs)
+    labels = {name: tf.TensorSpec([None, 4]) for name in ("left", "right")}
+    built.compile("sgd", dict.fromkeys(labels, "mse"), metrics={"left": [mean], "right": [summed]})
+    assert coupled(built, (_SPEC[0], labels)) == ["metric 'right_summed'"]
+
+
 @pytest.mark.parametrize("as_dict", [True, False])
 def test_one_of_several_losses(as_dict):
     inputs = keras.Input((3,))

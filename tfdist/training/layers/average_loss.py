@@ -4,7 +4,7 @@
 ``tf.nn.scale_regularization_loss`` by the replicas, for a sum over replicas to be right. A user's
 step runs as on one device, and what it gives is weighted by the replica's part (``losses``): there
 both give what that makes the value of one device, and are not divided twice. A tape notes what loss
-gradients of weights are asked of.
+gradients of weights are asked of, and that these are means over rows as the loss is.
 """
 
 from __future__ import annotations
@@ -56,15 +56,20 @@ def _term(regularization_loss: Any) -> tf.Tensor:
 
 @functools.wraps(_gradient_of)  # Not do_not_convert: a call that is computed again may ask "if".
 def _gradient(tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
+    gradients = _gradient_of(tape, target, sources, *args, **options)
     if not args and "output_gradients" not in options:  # Else they are parts of another loss.
-        _note_losses(target, sources)
-    return _gradient_of(tape, target, sources, *args, **options)
+        _note_losses(target, sources, gradients)
+    return gradients
 
 
 @tf.autograph.experimental.do_not_convert
-def _note_losses(target: Any, sources: Any) -> None:
+def _note_losses(target: Any, sources: Any, gradients: Any) -> None:
     step = running_step()
     if step is None:
         return
     if any(isinstance(each, tf.Variable) for each in all_raw(tf.nest.flatten(sources))):
         step.losses += [each for each in tf.nest.flatten(target) if tf.is_tensor(each)]
+        for gradient in tf.nest.flatten(gradients):
+            if tf.is_tensor(gradient) and not isinstance(gradient, tf.IndexedSlices):
+                step.gradients.add(id(gradient))
+                step.kept.append(gradient)

@@ -68,8 +68,9 @@ def as_on_one_device(binding: Binding) -> None:
         is_told_numbers = (
             isinstance(metric, mean) and type(metric).update_state is mean.update_state
         )
-        if is_told_numbers and id(metric) not in compiled:
-            binding.around(metric, "update_state", _count_numbers)
+        if id(metric) not in compiled:
+            count = _count_numbers if is_told_numbers else _count_true_rows
+            binding.around(metric, "update_state", count)
     for metric in keras.losses.compiled_metrics(model):
         if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
             binding.around(metric, "update_state", _count_number)
@@ -91,6 +92,19 @@ def _count_numbers(
     return count(tf.where(part > 0, values, tf.zeros_like(values)), sample_weight=weight)
 
 
+def _count_true_rows(metric: Any, count: Callable, *args: Any, **options: Any) -> Any:
+    """Counts what a layer tells, but of a row of padding, which a replica without rows has."""
+    part = step_context.current().part
+    if part is None:
+        return count(*args, **options)
+    before = {id(variable): tf.identity(variable) for variable in metric.variables}
+    counted = count(*args, **options)
+    for variable in metric.variables:
+        known = before.get(id(variable), tf.zeros_like(variable))
+        variable.assign(tf.where(part > 0, tf.convert_to_tensor(variable), known))
+    return counted
+
+
 def _count_number(
     metric: tf.keras.metrics.MeanMetricWrapper,
     count: Callable,
@@ -105,7 +119,7 @@ def _count_number(
     part = step_context.current().part
     may_be_one = y_pred.shape.rank == 1 or not is_keras_own(metric)
     if part is not None and sample_weight is None and may_be_one:
-        value = with_autograph(keras.losses.function_of(metric))(y_true, y_pred)
+        value = with_autograph(keras.losses.values_of(metric))(y_true, y_pred)
         sample_weight = part if tf.convert_to_tensor(value).shape.rank == 0 else None
     return count(y_true, y_pred, sample_weight=sample_weight)
 

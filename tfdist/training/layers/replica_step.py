@@ -36,6 +36,7 @@ class RunningStep:
         settled: tensor -> "fixed" of what all replicas have alike, as they have exchanged it, or
             "mean" of what is one over rows though the graph does not show it.
         losses: what gradients of weights were asked of.
+        gradients: these, by their ids.
     """
 
     collective: Collective
@@ -45,6 +46,7 @@ class RunningStep:
     loss_weights: dict[int, tf.Tensor] = field(default_factory=dict)
     settled: dict[int, str] = field(default_factory=dict)
     losses: list[Any] = field(default_factory=list)
+    gradients: set[int] = field(default_factory=set)
     kept: list[Any] = field(default_factory=list)  # So that no other tensor gets its id.
     _num_names: int = 0
     _last: list[tf.Tensor] = field(default_factory=list)

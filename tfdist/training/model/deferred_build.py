@@ -40,6 +40,7 @@ def build_with_first_data(
     """
 
     def build_for(spec: Any) -> None:
+        _refuse_weights_from_elsewhere(model)
         first_loops = {name: vars(model).pop(name) for name in LOOPS}
         try:
             build(lambda: _make_weights(model, spec))
@@ -79,6 +80,16 @@ def _inputs_of(x: Any) -> tuple[Any, Any]:
     given = as_array(x)
     given = tuple(given) if type(given) is list else given
     return x, spec_of_rows(tf.nest.map_structure(np.asarray, given))
+
+
+def _refuse_weights_from_elsewhere(model: tf.keras.Model) -> None:
+    is_here = model.distribute_strategy.extended.variable_created_in_scope
+    if not all(is_here(weight) for weight in keras.tensors.all_raw(model.weights)):
+        raise ModelError(
+            "the weights of a model must be made in the scope of its strategy",
+            received=f"model '{model.name}', which has been built outside of it",
+            mend="Call it in model_fn, or leave it to the first fit, which builds it from its data",
+        )
 
 
 def _make_weights(model: tf.keras.Model, spec: Any) -> None:

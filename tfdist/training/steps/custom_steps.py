@@ -72,6 +72,7 @@ class OwnSteps:
         self._draws = randomness.Draws(binding.model, binding.collective)
         self._numbers = ToldOnce()
         self._losses = ToldOnce()
+        self._gradients = ToldOnce()
         take_as_meant()
 
     def in_place(self) -> dict[str, Any]:
@@ -89,15 +90,15 @@ class OwnSteps:
     def results_of(self, share: tf.Tensor, compute: Callable[[], Any]) -> Any:
         """Returns what ``compute``, a compute_metrics of the user's own, does.
 
-        Which of its numbers are results of metrics is noted: those of all processes are shown.
+        Results of metrics are noted, for those of all processes to be shown; other numbers are
+        made those of the global batch.
         """
         for metric in _metrics(self._model):
             self._binding.around(metric, "result", _noted)
         running = RunningStep(self._collective, losses.part_of(share), share)
         with step_context.within(own_step=running):
             results = compute()
-        self._note(running, results)
-        return results
+        return self._of_batch(running, results)
 
     def taking(self, body: Callable[[Any], Any]) -> dict[str, Any]:
         """Returns what has Keras' fit take a user's ``body`` of a loop for the train step.
@@ -140,6 +141,7 @@ class OwnSteps:
         if step is None:
             return apply(*args, **options)
         gradients, variables = keras.optimizers.applied(optimizer, args, options)
+        self._tell_of_gradients(step, gradients)
         gradients = added_up(gradients, variables, self._binding.alike_look_ups)
         step.apply(optimizer, [_weighted(one, step) for one in gradients], variables)
         # After it: where replicas must meet outside of branches, it has been refused by now.
@@ -184,11 +186,18 @@ class OwnSteps:
         for variable in _states(model):  # Rows of padding count nothing, whatever the metric.
             known = before.get(variable.ref(), tf.zeros_like(variable))
             variable.assign(tf.where(share[0] > 0, tf.convert_to_tensor(variable), known))
+        return self._of_batch(running, results)
+
+    def _of_batch(self, running: RunningStep, results: Any) -> Any:
+        """Returns what a step, or compute_metrics, has returned as numbers of the global batch."""
         if not isinstance(results, dict):
             return results
         self._note(running, results)
-        numbers = RowNumbers(running)
+        # The last microbatch has no numbers of a batch.
+        numbers = RowNumbers(running) if self._options.accumulate_steps == 1 else None
         self._tell_of_own(results, numbers)
+        if numbers is None:
+            return results
         return {
             name: self._of_all(numbers, running, name, value) for name, value in results.items()
         }
@@ -231,7 +240,7 @@ class OwnSteps:
             return value
         return tf.cast(running.sum(own, running.name(name)), value.dtype)
 
-    def _tell_of_own(self, results: dict[str, Any], numbers: RowNumbers) -> None:
+    def _tell_of_own(self, results: dict[str, Any], numbers: RowNumbers | None) -> None:
         """Tells once of what a step returns that stays each replica's own, or may be no mean."""
         if not self._tells():
             return
@@ -262,6 +271,18 @@ class OwnSteps:
                 "which are divided here, so its gradient is not that of one device"
             )
 
+    def _tell_of_gradients(self, running: RunningStep, gradients: Sequence[Any]) -> None:
+        """Tells once of gradients that the step has made others of, as by their norm."""
+        numbers = RowNumbers(running)
+        dense = (g for g in gradients if tf.is_tensor(g) and not isinstance(g, tf.IndexedSlices))
+        if self._tells() and any(numbers.join_of(gradient) == OTHER for gradient in dense):
+            self._gradients.failed(
+                "a train_step of one's own makes of its gradients what is no mean over the rows of "
+                "a batch, as clipping does: these are of a replica's rows here, so weights are not "
+                "those of one device. Have the optimizer clip (global_clipnorm, clipnorm, "
+                "clipvalue), which is given the gradients of all rows"
+            )
+
     def _tells(self) -> bool:
         return self._collective.num_replicas > 1 and self._collective.is_chief
 
@@ -284,9 +305,13 @@ class OwnSteps:
         }
 
 
-def _shown_as(value: tf.Tensor, numbers: RowNumbers) -> str | None:
-    """Returns how a number that is none of the global batch is shown; None where it is one."""
-    if not _can_be_mean(value):
+def _shown_as(value: tf.Tensor, numbers: RowNumbers | None) -> str | None:
+    """Returns how a number that is none of the global batch is shown; None where it is one.
+
+    Args:
+        numbers: of the step; None where a batch is divided into microbatches.
+    """
+    if numbers is None or not _can_be_mean(value):
         return "is shown as the first replica has it, of its rows alone"
     join = numbers.join_of(value)
     if join == OTHER:
@@ -398,8 +423,9 @@ def _noted(metric: Any, result: Callable[..., Any], *args: Any, **options: Any) 
     """Has a user's step know which of the numbers that it returns are results of metrics."""
     value = result(*args, **options)
     step = running_step()
-    if step is not None and tf.is_tensor(value):
-        step.results[id(value)] = metric.name
+    if step is not None:
+        named = value if isinstance(value, dict) else {metric.name: value}
+        step.results |= {id(each): name for name, each in named.items() if tf.is_tensor(each)}
         step.kept.append(value)
     return value
 

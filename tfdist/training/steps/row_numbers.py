@@ -69,7 +69,9 @@ class RowNumbers:
     def _asks(self, tensor: tf.Tensor) -> Sequence[tf.Tensor]:
         """Returns the tensors that tell what ``tensor`` is."""
         running = self._running
-        is_told = id(tensor) in running.results or id(tensor) in running.settled
+        is_told = any(
+            id(tensor) in told for told in (running.results, running.settled, running.gradients)
+        )
         return () if is_told or not tensor.shape.is_fully_defined() else tensor.op.inputs
 
     def _found(self, tensor: tf.Tensor) -> str:
@@ -78,6 +80,8 @@ class RowNumbers:
             return OTHER  # Of a metric, which has counted this replica's rows.
         if id(tensor) in running.settled:
             return running.settled[id(tensor)]
+        if id(tensor) in running.gradients:
+            return MEAN  # As the loss is, of which ``is_off`` tells.
         if not tensor.shape.is_fully_defined():
             return _ROWS if self._has_own_rows(tensor) else _FIXED
         kinds = [self._known.get(each.ref(), HIDDEN) for each in operation.inputs]

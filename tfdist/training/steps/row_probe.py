@@ -23,8 +23,8 @@ from tfdist.keras.losses import (
     compiled_losses,
     compiled_metrics,
     compute_loss,
-    function_of,
     metrics_by_output,
+    values_of,
     weighed_metrics,
 )
 from tfdist.training.layers import eager_variables, shared_embedding_rows
@@ -32,6 +32,7 @@ from tfdist.training.layers.losses import (
     has_own_compute_loss,
     is_keras_own,
     name_of,
+    names_of_outputs,
     own_functions,
 )
 from tfdist.training.steps import layer_state, row_probe_layers, row_probe_steps
@@ -189,25 +190,30 @@ def _outputs_measured(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> A
 
 
 def _metrics(model: tf.keras.Model, y: Any, y_pred: Any, *, is_weighed: bool) -> list[str]:
-    by_output = metrics_by_output(model)
-    if not by_output and len(tf.nest.flatten(y_pred)) == 1:
-        by_output = [compiled_metrics(model)]
+    names = names_of_outputs(model, y_pred)
+    labels = [y.get(name) for name in names] if isinstance(y, Mapping) else tf.nest.flatten(y)
     weighed = weighed_metrics(model) if is_weighed else []
-    each = zip(by_output, tf.nest.flatten(y), tf.nest.flatten(y_pred), strict=True)
+    each = zip(metrics_by_output(model, names), labels, tf.nest.flatten(y_pred), strict=True)
     return [
         f"metric '{metric.name}'"
         for metrics, truth, prediction in each
         for metric in metrics
         if metric is not None
-        and not is_keras_own(metric)
+        and truth is not None
+        and _may_see_rows(metric)
         and _is_no_sum(metric, truth, prediction, is_weighed=any(metric is m for m in weighed))
     ]
+
+
+def _may_see_rows(metric: Any) -> bool:
+    """Whether it is the user's own, or a mean of Keras', which may be told another axis."""
+    return isinstance(metric, tf.keras.metrics.MeanMetricWrapper) or not is_keras_own(metric)
 
 
 def _is_no_sum(metric: Any, truth: Any, prediction: Any, *, is_weighed: bool) -> bool:
     """Whether what replicas have counted, added up, is not what one device has counted."""
     if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
-        function = function_of(metric)
+        function = values_of(metric)
         # The sum of the weights would weigh it.
         as_one = is_weighed and not tf.convert_to_tensor(function(truth, prediction)).shape.rank
         return as_one or couples(function, truth, prediction)
