@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 
 from tfdist.errors import DataError
 
 #: What to do about data without a record, and about parts that do not belong together.
 NO_RECORD = "Look for a filter, a slice or a path that leaves none"
 EQUAL_ROWS = "Give as many rows of each: row n of every part is record n"
+_RECORD = re.compile(r"\brecord (\d+)")
 
 
 def no_record(received: str, what: str = "data") -> DataError:
     """Returns the error for what has no record."""
     return DataError(f"{what} must have at least one record", received=received, mend=NO_RECORD)
+
+
+def placed(error: DataError, place_of: Callable[[int], str], source: str = "") -> DataError:
+    """Returns an error that counts records of a part with the places that they have in the whole.
+
+    Args:
+        place_of: called with the number of a record, returns its place, such as "line 7".
+        source: what begins the rule, such as the name of a file and a colon.
+    """
+    received = _RECORD.sub(lambda found: place_of(int(found[1])), str(error.received or ""))
+    return DataError(source + error.rule, received=received, mend=error.mend)
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 import pytest
 
@@ -76,9 +78,9 @@ def test_ragged_tensor():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (["a", None], "NoneType None as value 1"),
-        ([1, "a"], "text beside numbers: 'a' as value 1, 1 as value 0"),
-        ([1, 1 << 70], "int 1180591620717411303424 as value 1, which no number of 64 bits is"),
+        (["a", None], "NoneType None in record 1"),
+        ([1, "a"], "text beside numbers: 'a' in record 1, 1 in record 0"),
+        ([1, 1 << 70], "int 1180591620717411303424 in record 1, which no number of 64 bits is"),
         ([{"a": 1}], "dict"),
         ([[1, 2], [[3], [4]]], r"\[1\] in record 1 where others have \[\]"),
         ([[1, 2], ["a"], [[1], [2, 3]]], "in record 2"),
@@ -87,11 +89,21 @@ def test_ragged_tensor():
         ([5, 2**63 + 1], "9223372036854775809 in record 1"),
         ([[0.5], [0.5, 2**53 + 1]], "9007199254740993 in record 1"),
         ([[0.5, 0.5], [2**53 + 1]], "9007199254740993 in record 1"),
+        ([[1, 2], [3, None], [4, 5]], "NoneType None in record 1"),
+        ([["a", "b"], [], [1]], r"\[1\] in record 2 where others have \['a', 'b'\]"),
+        ([[True], [], ["a", "b"]], r"\['a', 'b'\] in record 2 where others have \[True\]"),
+        ([Decimal("1.5")], r"but found Decimal Decimal\('1.5'\) in record 0\."),
     ],
 )
 def test_bad_values(values, message):
     with pytest.raises(DataError, match=message):
         as_column("x", values)
+
+
+def test_objects_that_are_all_numbers():
+    assert as_column("x", np.array([1, 2.5, True], object)).tolist() == [1, 2.5, 1]
+    with pytest.raises(DataError, match="9007199254740993 in record 0"):
+        as_column("x", np.array([2**53 + 1, 2.5], object))
 
 
 def test_features_of_arrays():

@@ -268,6 +268,15 @@ def test_a_damaged_member_that_stays_in_its_file(tmp_path, monkeypatch):
         read_raw(path)
 
 
+def test_two_members_of_one_name(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((2, 3)), y=np.arange(2))
+    np.save(tmp_path / "x.npy", np.ones((2, 3)))
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.write(tmp_path / "x.npy", "x")
+    with pytest.raises(DataError, match="an error in 'x': two arrays are called 'x'"):
+        read_raw(tmp_path / "a.npz")
+
+
 def test_a_file_that_is_no_array(tmp_path):
     (tmp_path / "a.npy").write_text("hello")
     with pytest.raises(DataError, match="must be an array"):

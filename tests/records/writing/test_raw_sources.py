@@ -177,7 +177,7 @@ class TestArrays:
             ((np.zeros((3, 0)), np.zeros(3)), "must have values"),
             (np.float32(1), "a scalar"),
             ((np.array([1j, 2j]), np.zeros(2)), "dtype of array 'x'"),
-            ((np.array(["a", None], object), np.zeros(2)), "NoneType None as value 1"),
+            ((np.array(["a", None], object), np.zeros(2)), "NoneType None in record 1"),
             ((np.zeros(2), np.zeros(2), np.array(["a", "b"])), "weight 'sample_weight'.*numbers"),
             ((np.array([[1.0], [np.nan]]), np.zeros(2)), "NaN in array 'x', record 1"),
             ((np.array([0, np.inf, -np.inf]), np.zeros(3)), "finite.* inf in array 'x', record 1"),

@@ -133,6 +133,8 @@ def as_column(name: str, values: Any) -> np.ndarray | TextColumn | RaggedColumn:
         return array
     if all(isinstance(value, (str, bytes)) for value in array.flat):
         return TextColumn(array)
+    if hasattr(values, "dtype") and all(isinstance(value, numbers.Real) for value in array.flat):
+        return as_column(name, array.tolist())
     if array.ndim == 1 and all(_is_list(value) for value in array):
         return _of_lists(name, array)
     raise DataError(
@@ -144,18 +146,21 @@ def as_column(name: str, values: Any) -> np.ndarray | TextColumn | RaggedColumn:
 
 def _odd_one(array: np.ndarray) -> str:
     """Returns what is neither numbers nor text alone among some objects, in words."""
-    others = [(n, v) for n, v in enumerate(array.flat) if not isinstance(v, (str, bytes))]
-    odd = next((item for item in others if not isinstance(item[1], numbers.Number)), None)
-    if odd is not None:
-        return f"{type(odd[1]).__name__} {odd[1]!r:.40} as value {odd[0]}"
-    number, value = others[0]
-    texts = ((n, v) for n, v in enumerate(array.flat) if isinstance(v, (str, bytes)))
-    for n, text in texts:
-        return f"text beside numbers: {text!r:.40} as value {n}, {value!r:.40} as value {number}"
+    width = array[:1].size if array.ndim else 1
+    placed = [
+        (value, f"{value!r:.40} in record {n // width}") for n, value in enumerate(array.flat)
+    ]
+    others = [item for item in placed if not isinstance(item[0], (str, bytes))]
+    for value, said in others:
+        if not isinstance(value, numbers.Real):
+            return f"{type(value).__name__} {said}"
+    for value, said in placed:
+        if isinstance(value, (str, bytes)):
+            return f"text beside numbers: {said}, {others[0][1]}"
     # NumPy has no dtype of numbers for them.
-    large = (item for item in others if isinstance(item[1], int) and abs(item[1]) >= 1 << 63)
-    number, value = next(large, others[0])
-    return f"{type(value).__name__} {value!r:.40} as value {number}, which no number of 64 bits is"
+    large = (item for item in others if isinstance(item[0], int) and abs(item[0]) >= 1 << 63)
+    value, said = next(large, others[0])
+    return f"{type(value).__name__} {said}, which no number of 64 bits is"
 
 
 def _is_list(value: Any) -> bool:
@@ -176,7 +181,15 @@ def _of_ragged_tensor(name: str, values: Any) -> RaggedColumn:
 def _of_lists(name: str, lists: np.ndarray) -> RaggedColumn:
     parts = [_as_part(name, record, value) for record, value in enumerate(lists)]
     filled = [part for part in parts if len(part)] or parts[:1]
+    is_text = filled[0].dtype == object
     for record, part in enumerate(parts):
+        if len(part) and (part.dtype == object) != is_text:
+            raise DataError(
+                f"the records of array '{name}' must all be numbers, or all text",
+                received=f"{part.tolist()!r:.60} in record {record} where others have "
+                f"{filled[0].tolist()!r:.60}",
+                mend="Write the numbers as text, or leave the text out",
+            )
         if len(part) and part.shape[1:] != filled[0].shape[1:]:
             raise DataError(
                 f"the entries of array '{name}' must all have the same shape",
@@ -189,7 +202,7 @@ def _of_lists(name: str, lists: np.ndarray) -> RaggedColumn:
         for record, part in enumerate(parts):
             if part.dtype.kind in "iu":
                 check_kept(name, part, part.astype(flat.dtype), record)
-    if flat.dtype.kind in _TEXT_KINDS:
+    if is_text:
         flat = objects([as_bytes(text) for part in filled for text in part.tolist()])
     return RaggedColumn(flat, np.cumsum([len(part) for part in parts], dtype=np.int64))
 

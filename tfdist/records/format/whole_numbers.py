@@ -26,6 +26,11 @@ def is_rounded(values: np.ndarray) -> bool:
         return bool((large.astype(np.float32).astype(values.dtype) != large).any())
 
 
+def may_be_rounded(values: np.ndarray) -> bool:
+    """Whether numbers of a table are others as float32, or were when they became float64."""
+    return bool((np.abs(values.astype(np.float64)) >= _EXACT_64).any()) or is_rounded(values)
+
+
 def note_rounded(name: str, parts: Iterable[np.ndarray], notes: list[str]) -> None:
     """Adds to ``notes``, once however many records come, that numbers are others as float32."""
     note = f"{ROUNDED}'{name}'"

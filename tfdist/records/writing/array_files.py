@@ -38,11 +38,13 @@ def from_npz(path: Path, asked: Asked) -> Columns:
     Raises:
         DataError: it is no archive, or one of Python objects.
     """
-    arrays, notes = {}, []
+    arrays, notes, name = {}, [], None
     try:
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
                 name = info.filename.removesuffix(".npy")
+                if name in arrays:
+                    raise ValueError(f"two arrays are called '{name}'")
                 arrays[name], unpacked = _member(path, archive, info)
                 if unpacked:
                     notes.append(
@@ -52,7 +54,7 @@ def from_npz(path: Path, asked: Asked) -> Columns:
     except _UNREADABLE as error:
         raise DataError(
             f"{path} must be an archive of numeric arrays, as numpy.savez writes it",
-            received=f"an error: {error}",
+            received=f"an error: {error}" if name is None else f"an error in '{name}': {error}",
             mend="Write it again with numpy.savez, or get it again if it was cut",
         ) from None
     columns = from_named("npz", str(path), arrays, asked)

@@ -23,7 +23,8 @@ from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.roles import WEIGHT, Asked
 from tfdist.records.writing.tables.files import NAMES, kind_of_file, read_table
 from tfdist.records.writing.tables.infer import infer
-from tfdist.records.writing.tables.records import MISSING, columns_of_table
+from tfdist.records.writing.tables.packing import MISSING
+from tfdist.records.writing.tables.records import columns_of_table
 from tfdist.records.writing.tables.table import EMPTY, NUMBER
 
 if TYPE_CHECKING:

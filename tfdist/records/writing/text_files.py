@@ -9,7 +9,13 @@ from pathlib import Path
 
 from tfdist.errors import DataError
 
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# By what a text begins with; the first of UTF-32 begins as one of UTF-16 does.
+_ENCODINGS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 _CHUNK_BYTES = 1 << 20
 # Tables are packed to a twentieth; a bomb to a thousandth, the most that gzip can.
 _LARGEST_RATIO = 200
@@ -19,8 +25,8 @@ _NEVER_TOO_LARGE_BYTES = 1 << 30
 def read_text(path: Path) -> tuple[str, tuple[str, ...]]:
     """Returns the text of a file, and notes of how it was read.
 
-    The bytes are UTF-8 (with or without a mark), UTF-16 with its mark, or else those of Western
-    European Windows (cp1252), or of Latin-1 where not even that holds, which a note then says.
+    The bytes are UTF-8 (with or without a mark), UTF-16 or UTF-32 with its mark, or else those of
+    Western European Windows (cp1252), or of Latin-1 where not even that holds, which a note says.
 
     Raises:
         DataError: it cannot be read or unpacked, or is no text.
@@ -66,16 +72,17 @@ def _unpacked(path: Path) -> bytes:
 
 def decoded(data: bytes, path: Path) -> tuple[str, str | None]:
     """Returns the text, and its encoding where that is none that announces itself."""
+    marked = next((name for mark, name in _ENCODINGS.items() if data.startswith(mark)), None)
     try:
-        if data.startswith(_UTF_16):
-            return data.decode("utf-16"), None
+        if marked is not None:
+            return data.decode(marked), None
         if b"\0" in data:
             raise DataError(
                 f"{path} must be text", received="bytes of value 0", mend="Save it as UTF-8"
             )
         return data.decode("utf-8-sig"), None
     except UnicodeDecodeError as error:
-        if data.startswith(_UTF_16):
+        if marked is not None:
             raise DataError(
                 f"{path} must be text", received=f"an error: {error}", mend="Save it as UTF-8"
             ) from None

@@ -88,6 +88,25 @@ def test_whole_numbers_beyond_int64_are_rounded(tmp_path):
     assert columns.notes == ("whole numbers beyond 16,777,216 are rounded to float32: 'a'",)
 
 
+def test_times_keep_their_unit(tmp_path):
+    import pyarrow as pa
+    from pyarrow import ipc
+
+    table = pa.table(
+        {
+            "far": pa.array([10**15, -(10**15)]).cast(pa.timestamp("s")),
+            "before": pa.array([-1, -1_000_000_001]).cast(pa.timestamp("ns", "Asia/Tokyo")),
+            "label": [0, 1],
+        }
+    )
+    with ipc.new_file(tmp_path / "t.arrow", table.schema) as file:
+        file.write_table(table)
+    columns = read_raw(tmp_path / "t.arrow")
+    assert columns.columns["far"].tolist() == [10**15, -(10**15)]
+    assert columns.columns["before"].tolist() == [-1, -2]
+    assert columns.notes == ("column 'before' has fractions of seconds, which are cut off",)
+
+
 @pytest.mark.parametrize("kind", ["parquet", "feather", "arrow"])
 def test_no_such_file(tmp_path, kind):
     path = tmp_path / f"t.{kind}"

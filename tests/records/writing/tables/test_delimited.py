@@ -65,7 +65,13 @@ def test_gz(tmp_path):
 
 @pytest.mark.parametrize(
     ("encoding", "note"),
-    [("utf-8", None), ("utf-8-sig", None), ("utf-16", None), ("cp1252", "cp1252")],
+    [
+        ("utf-8", None),
+        ("utf-8-sig", None),
+        ("utf-16", None),
+        ("utf-32", None),
+        ("cp1252", "cp1252"),
+    ],
 )
 def test_encodings(tmp_path, encoding, note):
     table = read(tmp_path, "größe,b\nfünf €,2\n", encoding=encoding)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -36,6 +38,26 @@ def test_each_type_keeps_its_meaning():
     np.testing.assert_array_equal(found["kind"], [1, 0])
     np.testing.assert_array_equal(found["label"], [1, 2])
     assert dict(columns.roles)["kind"] == "input (2 categories)"
+
+
+@pytest.mark.parametrize("year", [1, 1600, 3000, 9999])
+def test_years_that_nanoseconds_cannot_count(year):
+    days = np.array([f"{year:04}-01-01"], "datetime64[D]")
+    table = pd.DataFrame({"when": days.astype("datetime64[us]"), "label": [0]})
+    table["second"] = days.astype("datetime64[s]")
+    table["zone"] = table["when"].dt.tz_localize("UTC")
+    columns = read_raw(table)
+    seconds = int((days[0] - np.datetime64("1970-01-01", "D")).astype(int)) * 86400
+    for name in ("when", "second", "zone"):
+        assert columns.columns[name].tolist() == [seconds]
+    assert columns.notes == ()
+
+
+def test_fractions_of_times_among_objects_are_told():
+    times = [datetime.datetime(1970, 1, 1, 0, 0, 1, 500_000)]
+    columns = read_raw(pd.DataFrame({"when": pd.Series(times, dtype=object), "label": [0]}))
+    assert columns.columns["when"].tolist() == [1]
+    assert columns.notes == ("column 'when' has fractions of seconds, which are cut off",)
 
 
 def test_nullable_types_and_an_index():

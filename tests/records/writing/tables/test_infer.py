@@ -50,6 +50,13 @@ def test_numbers_that_look_like_codes_are_told():
 def test_decimal_commas():
     assert kind("1,5", "2", ",5", "-1,25e2", comma=True) == ("number", [1.5, 2, 0.5, -125])
     assert kind("1.234,5", "2", comma=True)[0] == "text"
+    assert kind("0.125", "1.5", "2,5", comma=True) == ("number", [0.125, 1.5, 2.5])
+    assert kind("1.000", "2.000", comma=True) == ("number", [1, 2])
+
+
+def test_a_point_beside_decimal_commas_may_mark_thousands():
+    cells = infer(Written(["1,5"] * 30 + ["1.000"], decimal_comma=True))
+    assert (cells.kind, cells.bad) == ("number", {30: "1.000"})
 
 
 @pytest.mark.parametrize(

@@ -66,12 +66,18 @@ def test_a_key_that_comes_twice_is_told(tmp_path):
 
 def test_values_that_are_not_of_one_kind_within_a_list(tmp_path):
     for value, odd in (
-        ('[1, "s"]', "text beside numbers: 's' as value 1"),
-        ("[2, null]", "NoneType None as value 1"),
+        ('[1, "s"]', "text beside numbers: 's' in line 1, 1 in line 1"),
+        ("[2, null]", "NoneType None in line 1"),
     ):
         path = write(tmp_path, f'{{"a": {value}, "y": 0}}\n' * 3)
         with pytest.raises(DataError, match=f"must hold numbers, or text, .* but found {odd}"):
             read_raw(path)
+
+
+def test_a_list_that_is_not_as_the_others_is_named_by_its_line(tmp_path):
+    path = write(tmp_path, '{"a": [1], "y": 0}\n\n{"a": ["s", "t"], "y": 1}\n')
+    with pytest.raises(DataError, match=rf"{path}: .* found \['s', 't'\] in line 3 where"):
+        read_raw(path)
 
 
 def test_a_whole_number_of_hundreds_of_digits(tmp_path):

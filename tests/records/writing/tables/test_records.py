@@ -133,12 +133,23 @@ class TestOptions:
             columns = read(tmp_path, f"a,b,y\n{large},0.5,0\n2,3,1\n")
             note = "whole numbers beyond 16,777,216 are rounded to float32: 'a'"
             assert columns.notes == (note,)
+        columns = read(tmp_path, "a,y\n16777217,0\n0.5,1\n")
+        assert columns.notes == (note,)
+        columns = read(tmp_path, "a,y\n33554432,0\n0.5,1\n")  # Which float32 has.
+        assert columns.notes == ()
         columns = read(tmp_path, "a,y\n1,100000000000000000000\n2,100000000000000000001\n")
         assert columns.notes == (note.replace("'a'", "'y'"),)
 
 
 class TestMissing:
     LINES = ("a,b,c,y", "1,x,t 1,0", ",x,t 2,1", "5,,t 3,0", "3,x,,1", "7,x,t 5,1")
+
+    def test_a_text_that_is_called_as_the_mask(self, tmp_path):
+        lines = ["a,missing,y", "1,some words,0", ",others,1"]
+        with pytest.raises(DataError, match="must be called 'missing', but found values that are"):
+            read(tmp_path, lines, missing="mask", text="missing")
+        columns = read(tmp_path, lines, missing="mean", text="missing")
+        assert columns.block(np.arange(2))["missing"] == [b"some words", b"others"]
 
     def test_they_are_refused_by_column(self, tmp_path):
         with pytest.raises(DataError) as caught:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,13 +20,13 @@ from tfdist.records.format.text_and_ragged import (
     objects,
 )
 from tfdist.records.format.whole_numbers import check_kept
+from tfdist.records.wording import placed
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.streams.stream import Chunk, Stream, image_like
 
 if TYPE_CHECKING:
     from tfdist.records.writing.streams.images import StreamImages
 
-_RECORD = re.compile(r"\brecord (\d+)")
 # A label or a count that is larger than any of the first is no surprise: up to four times as much.
 _ROOM = 4
 _LEAST_WIDTH = 2
@@ -107,19 +106,12 @@ class StreamFeatures:
             try:
                 block[name] = values.take(chunk[name], first)
             except _InChunkError as error:
-                raise error.numbered(first) from None
+                raise placed(error.args[0], lambda n: f"record {n + first}") from None
         return block
 
 
 class _InChunkError(Exception):
     """A DataError that counts records from the start of a chunk."""
-
-    def numbered(self, first: int) -> DataError:
-        error = self.args[0]
-        received = _RECORD.sub(
-            lambda found: f"record {int(found[1]) + first}", str(error.received or "")
-        )
-        return DataError(error.rule, received=received, mend=error.mend)
 
 
 def _found(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError, package_missing
-from tfdist.records.writing.tables.dates import CUT_OFF
+from tfdist.records.writing.tables.dates import whole_seconds
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
     DATE,
@@ -86,10 +86,8 @@ def _column(pyarrow: Any, column: Any) -> Cells | Values:
         values = np.asarray(as_floats.fill_null(np.nan).to_numpy(), float)
         return Cells(NUMBER, values, missing | np.isnan(values))
     if types.is_timestamp(kind) or types.is_date(kind):
-        whole = column.cast(pyarrow.timestamp("us", getattr(kind, "tz", None)), safe=False)
-        micros = whole.cast(pyarrow.int64()).fill_null(0).to_numpy()
-        notes = CUT_OFF if (micros % 1_000_000).any() else ()
-        return Cells(DATE, micros // 1_000_000, missing, notes=notes)
+        seconds, notes = whole_seconds(column.to_numpy(), missing)
+        return Cells(DATE, seconds, missing, notes=notes)
     if types.is_dictionary(kind):
         column = column.cast(kind.value_type)
     return Values(column.to_pylist())

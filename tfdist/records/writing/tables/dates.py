@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection, Sequence
 from datetime import UTC, date, datetime
 
+import numpy as np
+
 #: A note of what is lost where a date becomes whole seconds.
 CUT_OFF = ("has fractions of seconds, which are cut off",)
 _TIME = r"(?:[T ]+(\d{1,2}):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?\s*(Z|UTC|[+-]\d\d:?\d\d)?)?"
@@ -46,6 +48,18 @@ def dates_of(texts: Sequence[str]) -> tuple[list[int | None], tuple[str, ...]]:
     notes = CUT_OFF if cut else ()
     whole = {t: None if found is None else math.floor(found) for t, found in known.items()}
     return [whole[text] for text in texts], notes
+
+
+def whole_seconds(times: np.ndarray, missing: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Returns the whole seconds since 1970 of NumPy's times, 0 where one is missing; and notes.
+
+    Args:
+        times: datetime64 [rows] in the unit of its source: another may not hold the same years.
+        missing: bool [rows].
+    """
+    whole = times.astype("datetime64[s]")
+    notes = CUT_OFF if (whole != times)[~missing].any() else ()
+    return np.where(missing, 0, whole.view(np.int64)), notes
 
 
 def seconds_of(value: date) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tfdist.records.sources.dataframes import series_of
 from tfdist.records.wording import no_record
-from tfdist.records.writing.tables.dates import CUT_OFF
+from tfdist.records.writing.tables.dates import whole_seconds
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
     DATE,
@@ -44,10 +44,10 @@ def _column(series: Any) -> Cells | Values:
     missing = series.isna().to_numpy(dtype=bool)
     kind = getattr(series.dtype, "kind", "O")
     if kind == "M":
-        nanoseconds = series.to_numpy(dtype="datetime64[ns]").view(np.int64)
-        nanoseconds = np.where(missing, 0, nanoseconds)
-        notes = CUT_OFF if (nanoseconds % 1_000_000_000).any() else ()
-        return Cells(DATE, nanoseconds // 1_000_000_000, missing, notes=notes)
+        of_zone = getattr(series.dtype, "unit", None)
+        unit = of_zone or np.datetime_data(getattr(series.dtype, "numpy_dtype", series.dtype))[0]
+        seconds, notes = whole_seconds(series.to_numpy(dtype=f"datetime64[{unit}]"), missing)
+        return Cells(DATE, seconds, missing, notes=notes)
     if kind == "b":
         return Cells(BOOLEAN, series.fillna(False).to_numpy(dtype=bool), missing)
     is_beyond = kind == "u" and series.fillna(0).max() > np.iinfo(np.int64).max

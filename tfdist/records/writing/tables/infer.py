@@ -13,7 +13,7 @@ import numpy as np
 from tfdist.errors import DataError, spelt
 from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.writing.tables.arrow_texts import ArrowTexts
-from tfdist.records.writing.tables.dates import dates_of, seconds_of
+from tfdist.records.writing.tables.dates import CUT_OFF, dates_of, seconds_of
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
     DATE,
@@ -49,6 +49,7 @@ _NOTHING = {
     LISTS: [],
 }
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_POINTS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
 _THOUSANDS = re.compile(r"[+-]?(\d{1,3}(,\d{3})+(\.\d*)?|\d{1,3}([. ']\d{3})+,\d*)")
 
 #: What texts are, None for what is not of the kind; and notes of it.
@@ -195,12 +196,11 @@ def _numbers_of(present: Sequence[str], decimal_comma: bool) -> _Read:
     numbers: list[Any] = [_number(text) for text in present]
     if not decimal_comma:
         return numbers, ()
-    commas = [
-        _number(text.replace(",", ".")) if _DECIMAL_COMMA.fullmatch(text) else found
-        for text, found in zip(present, numbers, strict=True)
-    ]
-    if commas.count(None) == numbers.count(None):
+    if not any(map(_DECIMAL_COMMA.fullmatch, present)):
         return numbers, ()
+    commas = [  # Beside 1,5 nobody can tell whether 1.000 is one or a thousand.
+        None if _POINTS.fullmatch(text) else _number(text.replace(",", ".")) for text in present
+    ]
     return commas, ("has decimal commas",)
 
 
@@ -291,7 +291,8 @@ def _of_one_kind(kind: str, values: list[Any]) -> tuple[str, Sequence[Any], tupl
             return DATE, dates, notes
         return TEXT, values, notes if dates.count(None) == len(dates) else ()
     if kind == DATE:
-        return DATE, [seconds_of(value) for value in values], ()
+        is_cut = any(getattr(value, "microsecond", 0) for value in values)
+        return DATE, [seconds_of(value) for value in values], CUT_OFF if is_cut else ()
     if kind == INTEGER and not all(_INT64.min <= value <= _INT64.max for value in values):
         kind = NUMBER
     if kind == NUMBER:

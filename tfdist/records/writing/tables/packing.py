@@ -10,10 +10,10 @@ import numpy as np
 
 from tfdist.errors import DataError, spelt
 from tfdist.records.format.text_and_ragged import as_classes
-from tfdist.records.format.whole_numbers import EXACT, ROUNDED
+from tfdist.records.format.whole_numbers import ROUNDED, may_be_rounded
 from tfdist.records.writing.tables.table import BOOLEAN, DATE, LISTS, NUMBER, NUMERIC, TEXT, Cells
 
-FEATURES = "features"
+FEATURES, MISSING = "features", "missing"
 #: Text with at most so many different values, in fewer than half of the rows, is categories.
 MOST_CATEGORIES = 1000
 _CLASSES_IN_DOUBT = 20
@@ -66,6 +66,20 @@ class Packed:
         else:
             self.details[name] = "text"
 
+    def add_mask(self, missing: Mapping[str, np.ndarray]) -> None:
+        """Adds the input that is 1 where a column has no value, given bool [rows] by column."""
+        self._refuse_taken(MISSING, f"values that are missing, which '{MISSING}' tells")
+        self.inputs[MISSING] = np.stack(list(missing.values()), axis=-1).astype(np.uint8)
+        self.columns[MISSING] = tuple(missing)
+
+    def _refuse_taken(self, name: str, received: str) -> None:
+        if name in self.inputs:
+            raise DataError(
+                f"no column of {self.place} that is no number must be called '{name}'",
+                received=received,
+                mend="Give the column another name",
+            )
+
     def add_label(self, name: str, feature: str, cells: Cells) -> None:
         self.columns[feature] = (name,)
         values = cells.values
@@ -84,7 +98,7 @@ class Packed:
             self.labels[feature] = values.tolist()
         elif cells.kind == NUMBER:
             self.labels[feature] = values.astype(np.float32)
-            if _is_rounded(values):
+            if may_be_rounded(values):
                 self.notes.append(ROUNDED + f"'{name}'")
         else:
             self.labels[feature] = values
@@ -93,30 +107,20 @@ class Packed:
         """Returns the inputs, that of all numbers first."""
         if not self.numbers:
             return self.inputs
-        if FEATURES in self.inputs:
-            raise DataError(
-                f"no column of {self.place} that is no number must be called '{FEATURES}'",
-                received=f"numbers in {', '.join(self.numbers)}, which are '{FEATURES}' together",
-                mend="Give the column another name",
-            )
+        numbers = ", ".join(self.numbers)
+        self._refuse_taken(FEATURES, f"numbers in {numbers}, which are '{FEATURES}' together")
         rows = len(next(iter(self.numbers.values())))
         features = np.empty((rows, len(self.numbers)), np.float32)
         rounded = []
         for place, (name, values) in enumerate(self.numbers.items()):
             with np.errstate(over="ignore"):
                 features[:, place] = values
-            if _is_rounded(values):
+            if may_be_rounded(values):
                 rounded.append(f"'{name}'")
         if rounded:
             self.notes.append(ROUNDED + ", ".join(rounded))
         self.columns = {FEATURES: tuple(self.numbers), **self.columns}
         return {FEATURES: features, **self.inputs}
-
-
-def _is_rounded(values: np.ndarray) -> bool:
-    """Whether values are whole numbers, and one is too large for float32 to be exact."""
-    is_whole = values.dtype == np.int64 or bool((values == np.floor(values)).all())
-    return is_whole and max(-float(values.min()), float(values.max())) > EXACT
 
 
 def _is_categories(name: str, cells: Cells, said: Mapping[str, Sequence[str]]) -> bool:

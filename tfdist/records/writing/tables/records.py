@@ -10,7 +10,7 @@ import numpy as np
 from tfdist.errors import DataError, spelt
 from tfdist.records.format.columns import Columns, from_arrays
 from tfdist.records.format.text_and_ragged import objects
-from tfdist.records.wording import left_out, listed
+from tfdist.records.wording import left_out, listed, placed
 from tfdist.records.writing.roles import Asked, Roles, assign, mentioned, named
 from tfdist.records.writing.tables.delimited import UNNAMED
 from tfdist.records.writing.tables.infer import infer
@@ -30,7 +30,6 @@ from tfdist.records.writing.tables.table import (
     Written,
 )
 
-MISSING = "missing"
 # What tables number their rows with, as pandas writes them.
 _INDEX_NAMES = ("", "id", "index", UNNAMED.lower(), "__index_level_0__")
 # Kinds that are the names of classes when a label is written so.
@@ -92,19 +91,23 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
     for name in inputs:
         packed.add_input(name, cells[name], said)
     if how == MASK:
-        mask = np.stack([was_missing[name][kept] for name in inputs], axis=-1)
-        packed.inputs[MISSING], packed.columns[MISSING] = mask.astype(np.uint8), tuple(inputs)
+        packed.add_mask({name: was_missing[name][kept] for name in inputs})
     for name in roles.labels:
         packed.add_label(name, "label" if len(roles.labels) == 1 else name, cells[name])
     weights = {} if roles.weight is None else {roles.weight: cells[roles.weight].values}
-    columns = from_arrays(
-        table.kind,
-        packed.all_inputs(),
-        packed.labels,
-        weights,
-        classes=packed.classes,
-        columns=packed.columns,
-    )
+    all_inputs = packed.all_inputs()
+    try:
+        columns = from_arrays(
+            table.kind,
+            all_inputs,
+            packed.labels,
+            weights,
+            classes=packed.classes,
+            columns=packed.columns,
+        )
+    except DataError as error:
+        line_of = table.lines[kept]
+        raise placed(error, lambda n: f"{table.unit} {line_of[n]}", f"{table.place}: ") from None
     details = {
         **packed.details,
         **dict.fromkeys(index, "it numbers the rows"),
