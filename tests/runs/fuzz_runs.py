@@ -82,7 +82,7 @@ def _again(run: RunFolder) -> None:
 def _drawn(run: RunFolder) -> None:
     rows = files.read_rows(run.history)
     if rows:
-        draw(rows, ["loss"], run.curves, "history")
+        draw(run, "history", ["loss"])
     files.write_history(run.history, rows)
 
 
