@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.launch.events import emit
 from tfdist.runs import ranks
+from tfdist.runs.files import write_json
 from tfdist.training.engine import model_path
 
 
@@ -26,7 +27,7 @@ def verify(config: dict[str, Any]) -> None:
             **config["comparing"],
         )
         if report is not None:
-            Path(config["report"]).write_bytes(pickle.dumps(report))
+            write_json(Path(config["report"]), dataclasses.asdict(report))
 
 
 if __name__ == "__main__":
