@@ -75,7 +75,7 @@ def of_elements(
     total: int | None = None,
 ) -> Stream:
     """Returns the records of elements that Python gives one by one, each a record or a batch."""
-    elements = iter(elements)
+    elements = map(_kept, itertools.count(), elements)
     first = list(itertools.islice(elements, _SEEN))
     if not first:
         raise no_record("none", "a source")
@@ -261,7 +261,10 @@ def _checked_batches(batches: Iterator[Mapping[str, Any]]) -> Iterator[Chunk]:
             name: value if isinstance(value, list) else np.asarray(value)
             for name, value in batch.items()
         }
-        lengths = {name: len(np.atleast_1d(value)) for name, value in values.items()}
+        lengths = {
+            name: len(value) if isinstance(value, list) or value.ndim else 1
+            for name, value in values.items()
+        }
         if len(set(lengths.values())) > 1:
             raise DataError(
                 "the parts of a batch must have the same number of rows",
@@ -300,11 +303,34 @@ def _shape(value: Any) -> tuple[int, ...]:
     return (len(value),) if isinstance(value, list) else ()
 
 
+def _kept(number: int, value: Any) -> Any:
+    """Returns an element, or a part of one, that stays as it is when its generator goes on.
+
+    A generator may fill one array, list or dict anew for each element.
+    """
+    if np.ma.is_masked(value):
+        raise DataError(
+            "every value must be present",
+            received=f"an array some values of which are masked in element {number}",
+            mend="Fill them in, as by array.filled(0), or leave that element out",
+        )
+    if isinstance(value, np.ndarray):
+        return value.copy() if value.flags.writeable else value
+    if isinstance(value, Mapping):
+        return {name: _kept(number, part) for name, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        holds_more = any(isinstance(part, (np.ndarray, Mapping, tuple, list)) for part in value)
+        kind = list if isinstance(value, list) else tuple
+        return kind(_kept(number, part) for part in value) if holds_more else kind(value)
+    return value
+
+
 def _plain(value: Any) -> Any:
     """Returns what NumPy holds of a tensor; anything else as it is."""
     if isinstance(value, (np.ndarray, np.generic, str, bytes, int, float, list)):
         return value
-    return np.asarray(value) if hasattr(value, "__array__") and not image_like(value) else value
+    is_tensor = hasattr(value, "__array__") and not image_like(value)
+    return np.asarray(value)[()] if is_tensor else value  # Text itself, where it is a scalar.
 
 
 def _size(value: Any) -> int:
