@@ -474,7 +474,7 @@ def test_values_that_are_masked(tmp_path):
         for number in range(4):
             yield np.ma.array([1, 2], mask=[False, number == 3]), number
 
-    with pytest.raises(DataError, match="values of which are masked in element 3"):
+    with pytest.raises(DataError, match="an array of element 3 some values of which are masked"):
         write(masked, tmp_path / "data")
 
 

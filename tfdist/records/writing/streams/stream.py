@@ -17,7 +17,7 @@ from tfdist.records.sources.elements import (
     parts_of,
     told_by_shapes,
 )
-from tfdist.records.wording import EQUAL_ROWS, no_record
+from tfdist.records.wording import EQUAL_ROWS, check_unmasked, no_record
 from tfdist.records.writing.roles import WEIGHT, Asked, Roles, assign, looks_like_label
 
 # Values by name, of as many records each: an array [records, ...] or a list.
@@ -308,12 +308,7 @@ def _kept(number: int, value: Any) -> Any:
 
     A generator may fill one array, list or dict anew for each element.
     """
-    if np.ma.is_masked(value):
-        raise DataError(
-            "every value must be present",
-            received=f"an array some values of which are masked in element {number}",
-            mend="Fill them in, as by array.filled(0), or leave that element out",
-        )
+    check_unmasked(value, f"an array of element {number}")
     if isinstance(value, np.ndarray):
         return value.copy() if value.flags.writeable else value
     if isinstance(value, Mapping):
