@@ -493,3 +493,12 @@ def test_text_of_tensors(tmp_path):
     write(lambda: ((tf.constant(f"t{n}"), n) for n in range(4)), tmp_path / "d", split="train=1")
     x, y = read(tmp_path / "d")
     assert x.tolist() == [f"t{n}".encode() for n in y]
+
+
+def test_a_value_that_the_first_record_lacks_is_told(tmp_path, capsys):
+    write(
+        lambda: ({"x": n, "y": n % 2} | ({"z": 1} if n > 2 else {}) for n in range(6)),
+        tmp_path / "data",
+    )
+    told = "'z' is left out: record 3 has it, the first has not"
+    assert capsys.readouterr().out.count(told) == 1

@@ -14,10 +14,11 @@ from tfdist.records.format.exif import IMAGE_BEGINNINGS
 from tfdist.records.sources.elements import (
     cannot_be_told,
     check_parts,
+    kept,
     parts_of,
     told_by_shapes,
 )
-from tfdist.records.wording import EQUAL_ROWS, check_unmasked, no_record
+from tfdist.records.wording import EQUAL_ROWS, no_record
 from tfdist.records.writing.roles import WEIGHT, Asked, Roles, assign, looks_like_label
 
 # Values by name, of as many records each: an array [records, ...] or a list.
@@ -75,7 +76,7 @@ def of_elements(
     total: int | None = None,
 ) -> Stream:
     """Returns the records of elements that Python gives one by one, each a record or a batch."""
-    elements = map(_kept, itertools.count(), elements)
+    elements = map(kept, itertools.count(), elements)
     first = list(itertools.islice(elements, _SEEN))
     if not first:
         raise no_record("none", "a source")
@@ -168,9 +169,10 @@ class Structure:
             batched: whether an element is a batch of records.
             known: the other attributes of the stream.
         """
+        notes = known.setdefault("notes", [])
         return Stream(
             kind=kind,
-            chunks=self._chunks(parts, batched),
+            chunks=self._chunks(parts, batched, notes),
             inputs=self.inputs,
             labels=self.labels,
             weights=self.weights,
@@ -180,12 +182,29 @@ class Structure:
         )
 
     def _chunks(
-        self, parts: Iterable[tuple[str | None, Iterable[Any]]], batched: bool
+        self,
+        parts: Iterable[tuple[str | None, Iterable[Any]]],
+        batched: bool,
+        notes: list[str],
     ) -> Iterator[tuple[str | None, Chunk]]:
         numbers = itertools.count()
+        known = {*self.names, *(name for name, _ in self.roles)}
+
+        def named(element: Any) -> dict[str, Any]:
+            number = next(numbers)
+            values = self.named(number, element)
+            for part in (element,) if self.is_flat else parts_of(element):
+                for name in part.keys() - known if isinstance(part, Mapping) else ():
+                    known.add(name)
+                    notes.append(f"'{name}' is left out: record {number} has it, the first has not")
+            return values
+
         for split, elements in parts:
-            named = (self.named(next(numbers), element) for element in elements)
-            for chunk in _checked_batches(named) if batched else _in_chunks(named, self.names):
+            for chunk in (
+                _checked_batches(map(named, elements))
+                if batched
+                else _in_chunks(map(named, elements), self.names)
+            ):
                 yield split, chunk
 
     def named(self, number: int, element: Any) -> dict[str, Any]:
@@ -301,23 +320,6 @@ def _shape(value: Any) -> tuple[int, ...]:
     if hasattr(value, "shape"):
         return tuple(value.shape)
     return (len(value),) if isinstance(value, list) else ()
-
-
-def _kept(number: int, value: Any) -> Any:
-    """Returns an element, or a part of one, that stays as it is when its generator goes on.
-
-    A generator may fill one array, list or dict anew for each element.
-    """
-    check_unmasked(value, f"an array of element {number}")
-    if isinstance(value, np.ndarray):
-        return value.copy() if value.flags.writeable else value
-    if isinstance(value, Mapping):
-        return {name: _kept(number, part) for name, part in value.items()}
-    if isinstance(value, (tuple, list)):
-        holds_more = any(isinstance(part, (np.ndarray, Mapping, tuple, list)) for part in value)
-        kind = list if isinstance(value, list) else tuple
-        return kind(_kept(number, part) for part in value) if holds_more else kind(value)
-    return value
 
 
 def _plain(value: Any) -> Any:
