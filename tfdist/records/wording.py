@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
 
 from tfdist.errors import DataError
 
@@ -16,6 +19,16 @@ _RECORD = re.compile(r"\brecord (\d+)")
 def no_record(received: str, what: str = "data") -> DataError:
     """Returns the error for what has no record."""
     return DataError(f"{what} must have at least one record", received=received, mend=NO_RECORD)
+
+
+def check_unmasked(values: Any, what: str) -> None:
+    """Raises DataError for a masked array where values are missing; ``what`` is its name."""
+    if np.ma.is_masked(values):
+        raise DataError(
+            "every value must be present",
+            received=f"{what} some values of which are masked",
+            mend="Fill them in, as by array.filled(0), or leave those records out",
+        )
 
 
 def placed(error: DataError, place_of: Callable[[int], str], source: str = "") -> DataError:

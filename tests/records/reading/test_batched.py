@@ -286,6 +286,23 @@ class TestGenerators:
             open_records(source)
         assert "\n" not in str(caught.value)
 
+    def test_one_that_fills_its_arrays_anew(self):
+        def again():
+            buffer = np.empty(32, np.float32)  # TensorFlow takes what begins at 64 bytes as it is.
+            x = buffer[-buffer.ctypes.data % 64 // 4 :][:4]
+            for row, y in zip(X, Y, strict=True):
+                x[:] = row
+                yield x, y
+
+        assert_all_rows(again)
+
+    def test_values_that_are_masked(self):
+        masked = np.ma.array(X, mask=X == 8)
+        with pytest.raises(DataError, match="an array some values of which are masked"):
+            read((masked, Y))
+        with pytest.raises(DataError, match="of an element some values of which are masked"):
+            read(lambda: zip(masked, Y, strict=True))
+
     def test_one_that_never_ends(self):
         def endless():
             while True:

@@ -221,3 +221,12 @@ def test_what_is_no_source(tmp_path):
             read_raw(tmp_path / name)
     with pytest.raises(DataError, match=r"must go with a table or a \.npz file"):
         read_raw("digits", Asked(label="label"))
+
+
+@pytest.mark.parametrize(
+    ("name", "mend"), [("t.csv.bz2", "Convert it to one of these"), ("t.xlsx", "Save it as CSV")]
+)
+def test_a_file_of_another_kind_is_refused_whatever_is_asked_of_it(tmp_path, name, mend):
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(DataError, match=rf"the source must be .*{name}'. {mend}"):
+        read_raw(tmp_path / name, Asked(label="y", missing="drop"))

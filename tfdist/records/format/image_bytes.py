@@ -19,6 +19,7 @@ except ImportError as error:
 
 __all__ = ["UNREADABLE", "Image", "UnidentifiedImageError", "orientation_of", "undecodable"]
 
+_PNG_END = b"IEND\xaeB`\x82"
 # All that Pillow raises for a file that it cannot read.
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
@@ -44,6 +45,8 @@ def undecodable(
             warnings.simplefilter("ignore")  # Pillow warns of huge images.
             with Image.open(io.BytesIO(data)) as image:
                 image.verify()  # The checksums of a PNG; it can be used once.
+                if image.format == "PNG" and _PNG_END not in data:  # libpng wants it, Pillow not.
+                    return "its end is damaged, or cut off"
             with Image.open(io.BytesIO(data)) as image:
                 size = (image.height, image.width)
                 is_turned = upright and data[:2] == b"\xff\xd8"

@@ -10,6 +10,7 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.format.whole_numbers import check_kept
+from tfdist.records.wording import check_unmasked
 
 _TEXT_KINDS = "OSU"
 
@@ -111,12 +112,7 @@ def as_column(name: str, values: Any) -> np.ndarray | TextColumn | RaggedColumn:
         DataError: lists of lists that are neither all alike nor different in their first length
             alone, or values that are neither numbers nor text.
     """
-    if np.ma.is_masked(values):
-        raise DataError(
-            "every value must be present",
-            received=f"an array '{name}' some values of which are masked",
-            mend="Fill them in, as by array.filled(0), or leave those records out",
-        )
+    check_unmasked(values, f"an array '{name}'")
     if hasattr(values, "row_splits"):  # tf.RaggedTensor, which only a program with TensorFlow has.
         return _of_ragged_tensor(name, values)
     try:

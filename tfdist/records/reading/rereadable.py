@@ -22,7 +22,7 @@ from tfdist.records.sources.elements import (
     told_by_shapes,
 )
 from tfdist.records.sources.recognise import Source
-from tfdist.records.wording import no_record
+from tfdist.records.wording import check_unmasked, no_record
 
 _NOTICE_INTERVAL_S = 20
 # An element that comes this many times, on average, comes from something that begins again.
@@ -155,10 +155,11 @@ def _part(value: Any) -> Any:
         return tuple(_part(item) for item in value)
     if isinstance(value, (bool, int, float)):  # As TensorFlow takes them.
         return tf.constant(value).numpy()
+    check_unmasked(value, "an array of an element")
     array = plain(value)
     if isinstance(array, Mapping):
         return array
-    array = np.asarray(array)
+    array = np.array(array)  # A copy: a generator may fill it anew, and TensorFlow makes none.
     for item in array.flat if array.dtype == object else ():
         if not isinstance(item, (str, bytes)):
             raise DataError(

@@ -21,7 +21,7 @@ from tfdist.records.reading.decode import spec_bytes
 from tfdist.records.reading.elementwise import begun_anew, elementwise
 from tfdist.records.sources.dataframes import plain
 from tfdist.records.sources.elements import check_parts
-from tfdist.records.wording import EQUAL_ROWS, no_record
+from tfdist.records.wording import EQUAL_ROWS, check_unmasked, no_record
 
 _SHUFFLE_BUFFER_BYTES = 128 << 20
 _LOAD_BATCH_SIZE = 1024
@@ -239,6 +239,7 @@ def _to_array(value: Any) -> np.ndarray:
             mend="Give ragged.to_tensor() or tf.sparse.to_dense(sparse), or write shards of ragged "
             "ones with tfdist.records.write",
         )
+    check_unmasked(value, "an array")
     array = np.asarray(value)
     if array.ndim == 0:
         raise DataError(

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tfdist.errors import DataError
+from tfdist.records.wording import check_unmasked
 
 # Of a part of an element; a size, or their number, is None where it is not known.
 Shape = tuple[int | None, ...] | None
@@ -34,6 +37,23 @@ def is_list_of_parts(value: Any) -> bool:
     return isinstance(value, list) and any(
         hasattr(item, "shape") or isinstance(item, (Mapping, tuple)) for item in value
     )
+
+
+def kept(number: int, value: Any) -> Any:
+    """Returns an element, or a part of one, that stays as it is when its generator goes on.
+
+    A generator may fill one array, list or dict anew for each element.
+    """
+    check_unmasked(value, f"an array of element {number}")
+    if isinstance(value, np.ndarray):
+        return value.copy() if value.flags.writeable else value
+    if isinstance(value, Mapping):
+        return {name: kept(number, part) for name, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        holds_more = any(isinstance(part, (np.ndarray, Mapping, tuple, list)) for part in value)
+        kind = list if isinstance(value, list) else tuple
+        return kind(kept(number, part) for part in value) if holds_more else kind(value)
+    return value
 
 
 def told_by_shapes(elements: Iterable[Sequence[Shape]]) -> bool | None:

@@ -97,6 +97,9 @@ def _check_asked(source: Any, asked: Asked, images: ImageOptions) -> None:
     """Raises an error for what is asked that this source has not."""
     is_path = isinstance(source, (str, Path)) and source != DIGITS
     of_file = kind_of_file(Path(source)) if is_path else None
+    is_array = is_path and Path(source).suffix.lower() in (".npz", ".npy")
+    if is_path and of_file is None and not is_array and not Path(source).is_dir():
+        return  # Refused for what it is when it is opened, whatever is asked of it.
     is_table = of_file is not None or recognise(source).kind == "table"
     is_archive = is_path and _is_archive(Path(source))
     if not (is_path and Path(source).is_dir()):

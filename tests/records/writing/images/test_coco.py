@@ -139,6 +139,7 @@ def test_what_does_not_fit_is_told_at_once(tmp_path):
         ("annotations", annotation([1], 1, [0, 0, 1, 1]), "annotation 1"),
         ("annotations", annotation(1, 1, [4, 4, -2, 2]), "annotation 1"),
         ("annotations", annotation(1, 1, [4, 4, 400, 2]), "annotation 1"),
+        ("annotations", annotation(1, 1, [4, 4, 2, 2], crowd="0"), "annotation 1"),
     ],
 )
 def test_what_is_not_of_one_thing_alone(tmp_path, name, entry, told):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -126,6 +128,22 @@ class TestFiles:
         with pytest.raises(DataError, match=r"a\.png 4x3 with 1 16-bit channel, .*b\.png 4x3"):
             read_raw(tmp_path)
 
+    def test_colours_of_sixteen_bits_are_told(self, tmp_path):
+        """As Pillow and tf.io.decode_png read them: their upper 8 bits."""
+        kinds = {"IHDR": struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0), "IEND": b""}
+        kinds["IDAT"] = zlib.compress(b"\0" + struct.pack(">HHH", 300, 600, 65535))
+        data = b"\x89PNG\r\n\x1a\n"
+        for kind in ("IHDR", "IDAT", "IEND"):
+            chunk = kind.encode() + kinds[kind]
+            sizes = struct.pack(">I", len(kinds[kind])), struct.pack(">I", zlib.crc32(chunk))
+            data += sizes[0] + chunk + sizes[1]
+        (tmp_path / "c").mkdir()
+        (tmp_path / "c/a.png").write_bytes(data)
+        save(tmp_path / "c/b.png", size=(1, 1))
+        columns = read_raw(tmp_path)
+        assert columns.schema.features[0].dtype == "uint8"
+        assert note(columns, "16 bits").startswith("1 of 2 images have colours of 16 bits, of")
+
     def test_what_a_camera_turned_is_told(self, tmp_path):
         exif = Image.Exif()
         exif[0x0112] = 6
@@ -200,6 +218,13 @@ class TestBadFiles:
 
     def test_without_decoding_only_headers_count(self, photos):
         assert opened(photos, skip_bad=True, decode=False).num_records == 6
+
+    def test_a_png_without_its_end(self, tmp_path):
+        """Which Pillow reads, and libpng not."""
+        path = save(tmp_path / "c/a.png")
+        path.write_bytes(path.read_bytes()[:-4] + b"1234")
+        with pytest.raises(DataError, match=r"a\.png: its end is damaged, or cut off"):
+            read_raw(tmp_path)
 
     def test_a_link_to_itself_is_named(self, tmp_path):
         save(tmp_path / "photos/a/1.png")
@@ -470,6 +495,12 @@ class TestLabels:
                 "file,score\na.png,0.5\nb.png,inf\nc.png,1\nd.png,1\n",
                 r"line 3 has 'inf, beyond float32' in column 'score' of numbers",
             ),
+            (
+                "l.csv",
+                "file,split,kind\na.png,train,x\nb.png,trian,y\nc.png,val,x\nd.png,train,y\n",
+                r"must name one of .* in column 'split', or none, but found 'trian' in line 3",
+            ),
+            ("l.csv", "file,kind\nd.png,1\nb.png,-1\nc.png,2\na.png,3\n", "-1 in 'label', line 3"),
             ("none.csv", None, r"none\.csv, which is no file"),
         ],
     )
@@ -529,16 +560,20 @@ class TestMasks:
         save(masks / "1.png", size=(3, 3), mode="L")
         save(masks / "2.png", size=(8, 8))
         (masks / "0.png").rename(masks / "x.png")
+        save(masks / "1.bmp", size=(8, 7), mode="L")
         with pytest.raises(DataError) as raised:
             opened(photos, masks=masks)
         text = str(raised.value)
         for part in (
             "0.jpg: has no mask",
-            "1.jpg: 8x7 pixels where its mask has 3x3",
+            "1.jpg: has two masks, 1.bmp and 1.png",
             "2.jpg: its mask: PNG of mode RGB where a mask must be a PNG of one channel",
             "the mask x.png, which has no image",
         ):
             assert part in text
+        (masks / "1.bmp").unlink()
+        with pytest.raises(DataError, match=r"1\.jpg: 8x7 pixels where its mask has 3x3"):
+            opened(photos, masks=masks)
         with pytest.raises(DataError, match="masks must name a folder"):
             opened(photos, masks=tmp_path / "nowhere")
 

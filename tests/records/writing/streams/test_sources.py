@@ -443,3 +443,62 @@ def test_photos_on_their_side_are_read_upright(tmp_path):
         assert (image.shape, image.reading.upright) == ((16, 8, 3), is_kept)
         x, _ = read(tmp_path / kind)
         assert np.abs(x.astype(int) - np.rot90(pixels, -1)).max() < 12
+
+
+def test_a_generator_may_fill_the_same_values_anew(tmp_path):
+    def again():
+        x, element = np.zeros(3, np.float32), {}
+        for number in range(NUM):
+            x[:] = X[number]
+            element.update(x=x, y=number, words=["w"] * (number % 3 + 1))
+            yield element
+
+    def growing():
+        tokens = []
+        for number in range(5):
+            tokens.append(number)
+            yield tokens, number
+
+    write(again, tmp_path / "again", split="train=1", label="y", inputs="x")
+    x, y = read(tmp_path / "again")
+    np.testing.assert_array_equal(np.sort(y), np.arange(NUM))
+    np.testing.assert_array_equal(x, X[y])
+    write(growing, tmp_path / "growing", split="train=1")
+    tokens, last = read(tmp_path / "growing")
+    for row, number in zip(tokens, last, strict=True):
+        np.testing.assert_array_equal(row, [*range(number + 1)] + [0] * (4 - number))
+
+
+def test_values_that_are_masked(tmp_path):
+    def masked():
+        for number in range(4):
+            yield np.ma.array([1, 2], mask=[False, number == 3]), number
+
+    with pytest.raises(DataError, match="an array of element 3 some values of which are masked"):
+        write(masked, tmp_path / "data")
+
+
+def test_batches_of_lists_of_unequal_lengths(tmp_path):
+    def batches():
+        for number in range(3):
+            yield [[number], [number, 7]], [2 * number, 2 * number + 1]
+
+    write(batches, tmp_path / "data", split="train=1", batched=True)
+    x, y = read(tmp_path / "data")
+    for row, number in zip(x, y, strict=True):
+        np.testing.assert_array_equal(row, [number // 2, 7 * (number % 2)])
+
+
+def test_text_of_tensors(tmp_path):
+    write(lambda: ((tf.constant(f"t{n}"), n) for n in range(4)), tmp_path / "d", split="train=1")
+    x, y = read(tmp_path / "d")
+    assert x.tolist() == [f"t{n}".encode() for n in y]
+
+
+def test_a_value_that_the_first_record_lacks_is_told(tmp_path, capsys):
+    write(
+        lambda: ({"x": n, "y": n % 2} | ({"z": 1} if n > 2 else {}) for n in range(6)),
+        tmp_path / "data",
+    )
+    told = "'z' is left out: record 3 has it, the first has not"
+    assert capsys.readouterr().out.count(told) == 1

@@ -100,6 +100,29 @@ def test_an_archive_that_was_cut_between_two_files_is_told(tmp_path, capsys):
     )
 
 
+def test_an_archive_is_read_to_its_end(tmp_path):
+    """Where tarfile stops, as at a damaged header, without an error."""
+    source = save(tmp_path / "a.tar", {f"{n}.txt": b"x" for n in range(9)})
+    whole = source.read_bytes()
+    damaged = whole[: 4 * 1024] + b"\xff" + whole[4 * 1024 + 1 :]
+    for data, message in ((damaged, "bad checksum"), (whole * 2, "more behind its end, as cat")):
+        source.write_bytes(data)
+        with pytest.raises(DataError, match=f"must be a whole .tar archive.*{message}"):
+            write(source, tmp_path / "data")
+
+
+def test_links_are_told(tmp_path, capsys):
+    source = save(tmp_path / "a.tar", {f"{n}.txt": b"x" for n in range(9)})
+    with tarfile.open(source, "a") as archive:
+        link = tarfile.TarInfo("9.txt")
+        link.type, link.linkname = tarfile.LNKTYPE, "8.txt"
+        archive.addfile(link)
+    write(source, tmp_path / "data")
+    assert "1 file is left out as of kinds that are not read: 1 .txt (a link)" in (
+        capsys.readouterr().out
+    )
+
+
 @pytest.mark.parametrize("head_bytes", [1, 1 << 20])
 def test_bad_records_are_left_out_and_counted(tmp_path, monkeypatch, head_bytes):
     monkeypatch.setattr("tfdist.records.writing.streams.writer.HEAD_BYTES", head_bytes)

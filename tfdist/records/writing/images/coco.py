@@ -71,7 +71,7 @@ def read_annotations(paths: Sequence[Path]) -> Annotations:
     found, wrong = Annotations(), []
     for path in paths:
         try:
-            value = read_json(path.read_text(encoding="utf-8"))
+            value = read_json(path.read_text(encoding="utf-8-sig"))
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{path} must be a JSON file",
@@ -88,7 +88,7 @@ def read_annotations(paths: Sequence[Path]) -> Annotations:
     if wrong:
         raise DataError(
             f"every annotation of {paths[0].parent} must be of one of its images and categories, "
-            "each with an id of its own, and have a box in its image",
+            "each with an id of its own, and have a box in its image, and iscrowd 0 or 1 if at all",
             received=f"{len(wrong):,} that are not: {listed(wrong, _BAD_SHOWN)}",
             mend="Mend or remove these entries",
         )
@@ -121,6 +121,7 @@ def _add(found: Annotations, path: Path, value: Mapping[str, Any], wrong: list[s
             not _is_box(box)
             or _id(annotation, "image_id") not in rows
             or _id(annotation, "category_id") not in kinds
+            or annotation.get("iscrowd") not in (None, 0, 1)
         ):
             wrong.append(f"{path.name}: annotation {number}")
             continue
@@ -132,7 +133,7 @@ def _add(found: Annotations, path: Path, value: Mapping[str, Any], wrong: list[s
             continue
         row[BOXES].append(relative)
         row[KINDS].append(kinds[annotation["category_id"]])
-        row[CROWD].append(int(bool(annotation.get("iscrowd", 0))))
+        row[CROWD].append(int(bool(annotation.get("iscrowd"))))
         found.has_masks |= bool(annotation.get("segmentation"))
 
 

@@ -62,6 +62,7 @@ class Header:
         height, width: of the image turned upright.
         orientation: how the camera was held, 1 to 8: see ``format.exif``.
         has_frames: whether more images follow the first one.
+        is_cut: whether its colours have 16 bits, of which Pillow and TensorFlow read 8.
     """
 
     format: str
@@ -73,6 +74,7 @@ class Header:
     convert_to: str | None
     orientation: int = UPRIGHT
     has_frames: bool = False
+    is_cut: bool = False
 
     @property
     def written_format(self) -> str:
@@ -175,16 +177,18 @@ def _format(image: Image.Image) -> str:
 def _header(image: Image.Image, mode: str, kept: bool, orientation: int = UPRIGHT) -> Header:
     size = (image.height, image.width)
     height, width = size[::-1] if is_sideways(orientation) else size
+    dtype = "uint16" if mode.startswith("I") else "uint8"
     return Header(
         format=_format(image),
         mode=image.mode,
         height=height,
         width=width,
         channels=_CHANNELS[mode],
-        dtype="uint16" if mode.startswith("I") else "uint8",
+        dtype=dtype,
         convert_to=None if kept else mode,
         orientation=orientation,
         has_frames=not kept and getattr(image, "is_animated", False),
+        is_cut=dtype == "uint8" and any(";16" in str(tile) for tile in getattr(image, "tile", ())),
     )
 
 

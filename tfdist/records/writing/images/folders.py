@@ -253,7 +253,7 @@ def _check_boxes(found: Mapping[str, tuple[Feature, Column]], options: ImageOpti
             continue
         if options.fit != "stretch":
             raise refuse_boxes(name, options.fit)
-        most = float(column.flat.max(initial=0))
+        most = float(np.abs(column.flat).max(initial=0))
         if most > MOST_RELATIVE:
             raise DataError(
                 f"'{name}' must be relative to height and width, 0 to 1, where images are resized, "

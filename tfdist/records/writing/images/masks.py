@@ -54,11 +54,14 @@ def find_masks(
             received=f"{folder}, which is none",
             mend="Check its spelling, or write the whole path",
         )
-    files = {
-        path.relative_to(folder).with_suffix("").as_posix(): path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith(".")
-    }
+    files: dict[str, Path] = {}
+    twice: dict[str, str] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            key = path.relative_to(folder).with_suffix("").as_posix()
+            if key in files:
+                twice[key] = f"has two masks, {files[key].name} and {path.name}"
+            files[key] = path
     stems = [image.name.removesuffix(Path(image.name).suffix) for image in images]
     bases = [stem.rpartition("/")[2] for stem in stems]
     called = Counter(bases)
@@ -79,6 +82,8 @@ def find_masks(
     )
     for number, header in zip(present, read, strict=True):
         headers[number] = header
+    for number, key in enumerate(keys):
+        headers[number] = twice.get(key, headers[number])
     wanted = set(keys)
     alone = [path.name for key, path in files.items() if key not in wanted]
     return FoundMasks(paths, headers, alone)
@@ -87,7 +92,7 @@ def find_masks(
 def fault(image: Header | str, mask: Header | str) -> str | None:
     """Returns what keeps a mask from belonging to its image."""
     if isinstance(mask, str):
-        return mask if mask == "has no mask" else f"its mask: {mask}"
+        return mask if mask.startswith("has ") else f"its mask: {mask}"
     if isinstance(image, Header) and (image.height, image.width) != (mask.height, mask.width):
         return f"{image.width}x{image.height} pixels where its mask has {mask.width}x{mask.height}"
     return None

@@ -13,6 +13,8 @@ from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.images.search import FoundImage, Listing
 
 _NAMES_SHOWN = 5
+#: What is told of images whose colours have more bits than are read.
+CUT = "have colours of 16 bits, of which the upper 8 are read"
 
 
 def notes_of_folders(
@@ -80,6 +82,9 @@ def notes_of_files(
             f"{turned:,} of {total:,} images say in EXIF that they are to be turned: they are read "
             "upright, and masks and boxes must be those of upright images"
         )
+    cut = sum(header.is_cut for header in headers)
+    if cut:
+        yield f"{cut:,} of {total:,} images {CUT}"
     frames = sum(header.has_frames for header in headers)
     if frames:
         yield f"{frames:,} of {total:,} images have several frames: the first one is written"

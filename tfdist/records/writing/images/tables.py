@@ -13,6 +13,7 @@ from tfdist.records.format.columns import Column, from_arrays
 from tfdist.records.format.schema import Feature
 from tfdist.records.format.splits import SPLITS
 from tfdist.records.format.text_and_ragged import objects
+from tfdist.records.wording import placed
 from tfdist.records.writing.images.files import Header
 from tfdist.records.writing.images.label_values import packed_labels
 from tfdist.records.writing.images.labels import match, read_label_rows
@@ -100,14 +101,17 @@ class ImageTable:
             {name: cells[name] for name in roles.labels}, str(self.path), self._found.classes
         )
         # An input there must be; what a label may be is checked for all sources alike.
-        columns = from_arrays(
-            "labels",
-            {"": np.zeros(len(rows), np.uint8)},
-            packed.labels,
-            {} if roles.weight is None else {roles.weight: cells[roles.weight].values},
-            classes=packed.classes,
-            columns=packed.columns,
-        )
+        try:
+            columns = from_arrays(
+                "labels",
+                {"": np.zeros(len(rows), np.uint8)},
+                packed.labels,
+                {} if roles.weight is None else {roles.weight: cells[roles.weight].values},
+                classes=packed.classes,
+                columns=packed.columns,
+            )
+        except DataError as error:
+            raise placed(error, lambda n: self._found.places[rows[n]], f"{self.path}: ") from None
         self._notes = [*columns.notes, *packed.notes, *notes_of(cells)]
         return {f.name: (f, columns.columns[f.name]) for f in columns.schema.features[1:]}
 
@@ -134,8 +138,16 @@ class ImageTable:
         called = [name for name in table.names if name.lower() == _SPLIT]
         if not called or called[0] in mentioned(table.place, "column", table.names, asked):
             return None
-        are_splits = all(split_name(word) in SPLITS for word in self._found.texts(called[0]))
-        return called[0] if are_splits else None
+        words = self._found.texts(called[0])
+        others = [row for row, word in enumerate(words) if split_name(word) not in SPLITS]
+        if 0 < len(others) < len(words):
+            raise DataError(
+                f"each row of {self.path} must name one of {', '.join(SPLITS)} in column "
+                f"'{called[0]}', or none",
+                received=f"'{words[others[0]]}' in {self._found.places[others[0]]}",
+                mend=f"Mend it, or say that the column is a label: {spelt('label')}",
+            )
+        return None if others else called[0]
 
     def _assigned(self, asked: Asked) -> Roles:
         place, names = self._found.table.place, self._found.table.names

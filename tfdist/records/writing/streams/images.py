@@ -9,10 +9,16 @@ from typing import Any
 
 from tfdist.errors import DataError, spelt
 from tfdist.records.format.exif import UPRIGHT
-from tfdist.records.format.image_bytes import UNREADABLE, Image, undecodable
+from tfdist.records.format.image_bytes import (
+    UNREADABLE,
+    Image,
+    UnidentifiedImageError,
+    undecodable,
+)
 from tfdist.records.format.schema import Feature, Reading
 from tfdist.records.wording import listed
 from tfdist.records.writing.images.files import header_of, rewritten
+from tfdist.records.writing.images.notes import CUT
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.streams.stream import image_like
 
@@ -32,7 +38,7 @@ class StreamImages:
         self._sizes: set[tuple[int, int]] = set()
         self._channels: set[int] = set()
         self._dtypes: set[str] = set()
-        self._turned = 0
+        self._turned = self._cut = 0
         self._are_upright = True
 
     def take(self, values: Any, first: int) -> list[bytes]:
@@ -83,6 +89,8 @@ class StreamImages:
                 f"{self._turned:,} images '{self._name}' say in EXIF that they are to be turned: "
                 "they are read upright"
             )
+        if self._cut:
+            found.append(f"{self._cut:,} images '{self._name}' {CUT}")
         return found
 
     def file(self, value: Any, record: int) -> bytes:
@@ -100,12 +108,15 @@ class StreamImages:
                 if not is_file:  # Whose file is not at hand; as PNG nothing is lost.
                     header = replace(header, convert_to=header.convert_to or image.mode)
                 data = bytes(value) if header.convert_to is None else rewritten(image, header)
+        except UnidentifiedImageError:
+            raise _BadImageError("is no image") from None
         except UNREADABLE as error:
             raise _BadImageError(" ".join(str(error).split())) from None
         is_kept = header.convert_to is None
         if is_kept and self._options.decode and (reason := undecodable(data)):
             raise _BadImageError(" ".join(str(reason).split()))
         self._turned += header.orientation != UPRIGHT
+        self._cut += header.is_cut
         self._are_upright &= not header.turned_when_read
         self._encodings.add(header.written_format.lower())
         self._channels.add(header.channels)

@@ -14,6 +14,7 @@ from tfdist.records.format.exif import IMAGE_BEGINNINGS
 from tfdist.records.sources.elements import (
     cannot_be_told,
     check_parts,
+    kept,
     parts_of,
     told_by_shapes,
 )
@@ -75,7 +76,7 @@ def of_elements(
     total: int | None = None,
 ) -> Stream:
     """Returns the records of elements that Python gives one by one, each a record or a batch."""
-    elements = iter(elements)
+    elements = map(kept, itertools.count(), elements)
     first = list(itertools.islice(elements, _SEEN))
     if not first:
         raise no_record("none", "a source")
@@ -168,9 +169,10 @@ class Structure:
             batched: whether an element is a batch of records.
             known: the other attributes of the stream.
         """
+        notes = known.setdefault("notes", [])
         return Stream(
             kind=kind,
-            chunks=self._chunks(parts, batched),
+            chunks=self._chunks(parts, batched, notes),
             inputs=self.inputs,
             labels=self.labels,
             weights=self.weights,
@@ -180,12 +182,29 @@ class Structure:
         )
 
     def _chunks(
-        self, parts: Iterable[tuple[str | None, Iterable[Any]]], batched: bool
+        self,
+        parts: Iterable[tuple[str | None, Iterable[Any]]],
+        batched: bool,
+        notes: list[str],
     ) -> Iterator[tuple[str | None, Chunk]]:
         numbers = itertools.count()
+        known = {*self.names, *(name for name, _ in self.roles)}
+
+        def named(element: Any) -> dict[str, Any]:
+            number = next(numbers)
+            values = self.named(number, element)
+            for part in (element,) if self.is_flat else parts_of(element):
+                for name in part.keys() - known if isinstance(part, Mapping) else ():
+                    known.add(name)
+                    notes.append(f"'{name}' is left out: record {number} has it, the first has not")
+            return values
+
         for split, elements in parts:
-            named = (self.named(next(numbers), element) for element in elements)
-            for chunk in _checked_batches(named) if batched else _in_chunks(named, self.names):
+            for chunk in (
+                _checked_batches(map(named, elements))
+                if batched
+                else _in_chunks(map(named, elements), self.names)
+            ):
                 yield split, chunk
 
     def named(self, number: int, element: Any) -> dict[str, Any]:
@@ -261,7 +280,10 @@ def _checked_batches(batches: Iterator[Mapping[str, Any]]) -> Iterator[Chunk]:
             name: value if isinstance(value, list) else np.asarray(value)
             for name, value in batch.items()
         }
-        lengths = {name: len(np.atleast_1d(value)) for name, value in values.items()}
+        lengths = {
+            name: len(value) if isinstance(value, list) or value.ndim else 1
+            for name, value in values.items()
+        }
         if len(set(lengths.values())) > 1:
             raise DataError(
                 "the parts of a batch must have the same number of rows",
@@ -304,7 +326,8 @@ def _plain(value: Any) -> Any:
     """Returns what NumPy holds of a tensor; anything else as it is."""
     if isinstance(value, (np.ndarray, np.generic, str, bytes, int, float, list)):
         return value
-    return np.asarray(value) if hasattr(value, "__array__") and not image_like(value) else value
+    is_tensor = hasattr(value, "__array__") and not image_like(value)
+    return np.asarray(value)[()] if is_tensor else value  # Text itself, where it is a scalar.
 
 
 def _size(value: Any) -> int:

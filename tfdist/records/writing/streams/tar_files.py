@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.streams.stream import Stream, Structure
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
-_END_BYTES = 1024
+_PIECE_BYTES = 1 << 20
 _BAD_SHOWN = 5
 _IMAGES = ("jpg", "jpeg", "png")
 # What the parts are called where their files have nothing but an extension.
@@ -56,7 +55,7 @@ def from_tar(path: Path, asked: Asked, *, decode: bool = True) -> Stream:
     skipped: Counter[str] = Counter()
     notes: list[str] = []
     bad = _Bad(path, asked.skip_bad, decode)
-    records = bad.without(_records(path, skipped))
+    records = bad.without(_records(path, skipped, notes))
     first = next(records, None)
     if first is None and bad.left_out:
         raise DataError(
@@ -79,8 +78,6 @@ def from_tar(path: Path, asked: Asked, *, decode: bool = True) -> Stream:
             kinds = [f"{count:,} .{kind}" for kind, count in skipped.most_common()]
             notes.append(left_out(skipped.total(), "file", "as of kinds that are not read", kinds))
         notes.extend(bad.notes())
-        if not _has_its_end(path):
-            notes.append(f"{path} lacks the mark that ends an archive: it may have been cut")
 
     return structure.stream("tar", [(None, every())], notes=notes, left_out=bad.left_out)
 
@@ -136,22 +133,36 @@ class _Bad:
         return None
 
 
-def _has_its_end(path: Path) -> bool:
-    """Whether an archive ends with two empty blocks; one that is packed cannot be cut unseen."""
-    if path.suffix.lower() != ".tar":
-        return True
-    with open(path, "rb") as file:
-        file.seek(-min(_END_BYTES, path.stat().st_size), os.SEEK_END)
-        return file.read() == bytes(_END_BYTES)
+class _Member(tarfile.TarInfo):
+    """A file of an archive. A damaged header is an error: tarfile takes it for the end."""
+
+    @classmethod
+    def frombuf(cls, *header: Any) -> tarfile.TarInfo:
+        try:
+            return super().frombuf(*header)
+        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:
+            raise tarfile.ReadError(str(error)) from None
 
 
-def _records(path: Path, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
+def _check_end(path: Path, archive: tarfile.TarFile, notes: list[str]) -> None:
+    """Raises ReadError for an archive that goes on behind its end; notes one that has none."""
+    rest = archive.fileobj
+    if rest.tell() == archive.offset:
+        notes.append(f"{path} lacks the mark that ends an archive: it may have been cut")
+    while piece := rest.read(_PIECE_BYTES):
+        if piece.count(0) < len(piece):
+            raise tarfile.ReadError("more behind its end, as cat makes it of archives, not tar -A")
+
+
+def _records(path: Path, skipped: Counter[str], notes: list[str]) -> Iterator[dict[str, Any]]:
     stem, record = None, {}
     try:
-        with tarfile.open(path, "r|*") as archive:
+        with tarfile.open(path, "r|*", tarinfo=_Member) as archive:
             for member in archive:
                 folder, _, file = member.name.rpartition("/")
                 name, dot, kind = file.partition(".")
+                if name and dot and (member.islnk() or member.issym()):
+                    skipped[f"{kind.lower()} (a link)"] += 1
                 if not member.isfile() or not name or not dot:
                     continue
                 if (folder, name) != stem and record:
@@ -171,6 +182,7 @@ def _records(path: Path, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
                             mend="Rename one: files of a record have one name up to its first dot",
                         )
                 record.update(parts)
+            _check_end(path, archive, notes)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise DataError(
             f"{path} must be a whole .tar archive",
