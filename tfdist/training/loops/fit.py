@@ -258,6 +258,7 @@ class Runs:
 
     def _evaluate_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         check_labels(self._model, feed.records.element_spec)
+        self._preparation.try_pass(feed.records.element_spec)
         feed = self._membership.present(feed)
         with self._one_pass(feed, verbose, options) as told:
             is_masked = loss_masks.can_be(self._model)
@@ -267,6 +268,7 @@ class Runs:
 
     def _predict_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         """Returns one prediction for each record, in record order, on every process."""
+        self._preparation.try_pass(feed.records.element_spec[:1])
         feed = self._membership.present(feed)
         with self._one_pass(feed, verbose, options) as told:
             local = self._keras_predict(self._reader.batches(feed.evaluated(), 0, 1), **told)

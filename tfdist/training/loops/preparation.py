@@ -15,6 +15,7 @@ from tfdist.records.reading.source import fingerprint, spec_of_rows
 from tfdist.training.checkpoints.checkpoint import keepers_among
 from tfdist.training.checkpoints.checkpoint_state import ORDER, DataState, Start
 from tfdist.training.engine.binding import Binding
+from tfdist.training.engine.collective import Collective
 from tfdist.training.feed.feed import Feed
 from tfdist.training.feed.keras_data import peeked
 from tfdist.training.feed.keras_feed import GivenFeed
@@ -60,6 +61,7 @@ class Preparation:
         self._divides = divides
         self.checks_rows = True
         self._tried: int | None = None  # Compilation whose losses divide, or are warned of.
+        self._has_told_of_pass = False
         self._scaling = scaling
         self.scale = None if scaling.is_off else ScaleLearningRate(scaling, binding.model.optimizer)
 
@@ -98,6 +100,17 @@ class Preparation:
                 spec, lambda count: tf.nest.map_structure(lambda array: array[:count], arrays)
             )
 
+    def try_pass(self, element_spec: tuple[Any, ...]) -> None:
+        """Warns once of what couples rows where nothing has been trained; a fit tries more.
+
+        Args:
+            element_spec: of ``row_probe.explained_of_pass``.
+        """
+        has_told, self._has_told_of_pass = self._has_told_of_pass, True
+        if has_told or self._collective.num_replicas == 1 or not self._is_untried():
+            return
+        _warn(row_probe.explained_of_pass(self._model, element_spec), self._collective)
+
     def _is_untried(self) -> bool:
         return self._divides and self._tried != self._binding.times_compiled
 
@@ -130,8 +143,7 @@ class Preparation:
                 *row_probe.explained(model, element_spec, rows, gradients=not saves_memory),
                 *layer_state.explained(moved, by_microbatch=model if by_microbatch else None),
             ]
-            if found and self._collective.is_chief:
-                print(f"tfdist: warning: {'; '.join(found)}", flush=True)
+            _warn(found, self._collective)
         self._tried = self._binding.times_compiled
 
     def begin_slots(self) -> None:
@@ -179,3 +191,8 @@ class Preparation:
     def _trace(self, feed: Feed) -> None:
         specimen = feed.specimen() if isinstance(feed, GivenFeed) else feed
         keras.steps.trace_step(self._model, iter(self._reader.batches(specimen, 0, 1)))
+
+
+def _warn(found: list[str], collective: Collective) -> None:
+    if found and collective.is_chief:
+        print(f"tfdist: warning: {'; '.join(found)}", flush=True)
