@@ -111,6 +111,7 @@ class Runs:
                 return self._keras_evaluate(x, **options)
         if self._opening.is_plain_keras(x):
             check_given_labels(self._model, x, options)
+            self._preparation.try_given_pass(x, options)
             with self._reader.given(x):
                 return self._keras_evaluate(x, **options)
         return self._read(self._evaluate_feed, x, options)
@@ -118,6 +119,7 @@ class Runs:
     def predict(self, x: Any, *args: Any, **options: Any) -> Any:
         options = by_name(tf.keras.Model.predict, args) | options
         if self._opening.is_plain_keras(x):
+            self._preparation.try_given_pass(x, options, predicts=True)
             with self._reader.given(x):
                 return self._keras_predict(x, **options)
         return self._read(self._predict_feed, x, options)

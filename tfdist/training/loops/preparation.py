@@ -86,19 +86,28 @@ class Preparation:
 
     def try_given(self, x: Any, options: dict) -> None:
         """Does as ``_try_rows`` with what Keras takes itself, of which nothing is read before."""
-        if not self._is_untried():
-            return
+        if self._is_untried():
+            spec, arrays = self._given(x, options)
+            if spec is not None:
+                self._try_rows(
+                    spec,
+                    lambda count: arrays and tf.nest.map_structure(lambda a: a[:count], arrays),
+                )
+
+    def try_given_pass(self, x: Any, options: dict, *, predicts: bool = False) -> None:
+        """Does as ``try_pass`` with what Keras takes itself."""
+        spec, _ = self._given(x, options) if self._is_untried() else (None, None)
+        if spec is not None:
+            self.try_pass(spec[:1] if predicts else spec)
+
+    def _given(self, x: Any, options: dict) -> tuple[Any, Any]:
+        """Returns the specs of a batch of what Keras takes itself, and its arrays, where known."""
         if isinstance(x, tf.data.Dataset):
-            self._try_rows(peeked(x)[1], lambda count: None)
-            return
-        spec = None
+            return peeked(x)[1], None
         with contextlib.suppress(Exception):  # Keras takes more kinds than these.
             arrays = tf.nest.map_structure(np.asarray, self._opening.arrays(x, dict(options)))
-            spec = spec_of_rows(arrays)
-        if spec is not None:
-            self._try_rows(
-                spec, lambda count: tf.nest.map_structure(lambda array: array[:count], arrays)
-            )
+            return spec_of_rows(arrays), arrays
+        return None, None
 
     def try_pass(self, element_spec: tuple[Any, ...]) -> None:
         """Warns once of what couples rows where nothing has been trained; a fit tries more.
@@ -107,7 +116,8 @@ class Preparation:
             element_spec: of ``row_probe.explained_of_pass``.
         """
         has_told, self._has_told_of_pass = self._has_told_of_pass, True
-        if has_told or self._collective.num_replicas == 1 or not self._is_untried():
+        is_whole = self._collective.num_replicas == 1 and self._binding.options.accumulate_steps > 1
+        if has_told or is_whole or not self._is_untried():
             return
         _warn(row_probe.explained_of_pass(self._model, element_spec), self._collective)
 
