@@ -419,6 +419,30 @@ def losses_that_couple_rows_are_named(strategy, folder):
 
 
 @scenario("mirrored", "horovod")
+def what_looks_at_rows_is_named_where_nothing_is_trained(strategy, folder):
+    def centred() -> keras.Model:
+        inputs = keras.Input((5,))
+        outputs = layers.Lambda(lambda x: x - tf.reduce_mean(x, 0), name="centred")(inputs)
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", "mse")
+        return model
+
+    x, _ = data()
+    for make, loop, count in (
+        (centred, lambda model: model.evaluate(x, x, verbose=0), 1),
+        (centred, lambda model: model.predict(x, verbose=0), 1),
+        (mlp, lambda model: model.predict(x, verbose=0), 0),
+    ):
+        model = strategy.build(make)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            for _ in range(2):
+                loop(model)
+        told = said.getvalue()
+        assert told.count("warning") == count * strategy.topology.is_chief, told
+        assert told.count("'centred' looks at several rows") == told.count("warning")
+
+
+@scenario("mirrored", "horovod")
 def metrics_that_layers_add(strategy, folder):
     """A mean over rows is right on uneven shares; a sum is named."""
 

@@ -69,6 +69,20 @@ def test_a_balance_of_experts_is_no_mean_though_some_rows_move_it_alike():
     assert not moved.is_mean
 
 
+class AlwaysKeeps(Keeps):
+    def call(self, x):
+        return super().call(x, training=True)
+
+
+@pytest.mark.parametrize("is_mean", [True, False])
+def test_what_evaluation_changes_is_told(is_mean):
+    change = tf.reduce_mean if is_mean else (lambda x, axis: 1.0)  # A count is alike on all.
+    [moved] = moved_by(of(AlwaysKeeps(lambda state, x: state + change(x, 0))), _SPEC)
+    assert moved.in_evaluation
+    told = [clause for clause in explained([moved]) if "by evaluate and predict" in clause]
+    assert len(told) == is_mean
+
+
 def test_what_is_left_as_it_is_is_not_found():
     same = Keeps(lambda state, x: state)
     assert moved_by(of(same, layers.BatchNormalization(), layers.Dropout(0.5)), _SPEC) == []

@@ -111,6 +111,7 @@ class Runs:
                 return self._keras_evaluate(x, **options)
         if self._opening.is_plain_keras(x):
             check_given_labels(self._model, x, options)
+            self._preparation.try_given_pass(x, options)
             with self._reader.given(x):
                 return self._keras_evaluate(x, **options)
         return self._read(self._evaluate_feed, x, options)
@@ -118,6 +119,7 @@ class Runs:
     def predict(self, x: Any, *args: Any, **options: Any) -> Any:
         options = by_name(tf.keras.Model.predict, args) | options
         if self._opening.is_plain_keras(x):
+            self._preparation.try_given_pass(x, options, predicts=True)
             with self._reader.given(x):
                 return self._keras_predict(x, **options)
         return self._read(self._predict_feed, x, options)
@@ -258,6 +260,7 @@ class Runs:
 
     def _evaluate_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         check_labels(self._model, feed.records.element_spec)
+        self._preparation.try_pass(feed.records.element_spec)
         feed = self._membership.present(feed)
         with self._one_pass(feed, verbose, options) as told:
             is_masked = loss_masks.can_be(self._model)
@@ -267,6 +270,7 @@ class Runs:
 
     def _predict_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         """Returns one prediction for each record, in record order, on every process."""
+        self._preparation.try_pass(feed.records.element_spec[:1])
         feed = self._membership.present(feed)
         with self._one_pass(feed, verbose, options) as told:
             local = self._keras_predict(self._reader.batches(feed.evaluated(), 0, 1), **told)

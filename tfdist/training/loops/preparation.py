@@ -15,6 +15,7 @@ from tfdist.records.reading.source import fingerprint, spec_of_rows
 from tfdist.training.checkpoints.checkpoint import keepers_among
 from tfdist.training.checkpoints.checkpoint_state import ORDER, DataState, Start
 from tfdist.training.engine.binding import Binding
+from tfdist.training.engine.collective import Collective
 from tfdist.training.feed.feed import Feed
 from tfdist.training.feed.keras_data import peeked
 from tfdist.training.feed.keras_feed import GivenFeed
@@ -60,6 +61,7 @@ class Preparation:
         self._divides = divides
         self.checks_rows = True
         self._tried: int | None = None  # Compilation whose losses divide, or are warned of.
+        self._has_told_of_pass = False
         self._scaling = scaling
         self.scale = None if scaling.is_off else ScaleLearningRate(scaling, binding.model.optimizer)
 
@@ -84,19 +86,40 @@ class Preparation:
 
     def try_given(self, x: Any, options: dict) -> None:
         """Does as ``_try_rows`` with what Keras takes itself, of which nothing is read before."""
-        if not self._is_untried():
-            return
+        if self._is_untried():
+            spec, arrays = self._given(x, options)
+            if spec is not None:
+                self._try_rows(
+                    spec,
+                    lambda count: arrays and tf.nest.map_structure(lambda a: a[:count], arrays),
+                )
+
+    def try_given_pass(self, x: Any, options: dict, *, predicts: bool = False) -> None:
+        """Does as ``try_pass`` with what Keras takes itself."""
+        spec, _ = self._given(x, options) if self._is_untried() else (None, None)
+        if spec is not None:
+            self.try_pass(spec[:1] if predicts else spec)
+
+    def _given(self, x: Any, options: dict) -> tuple[Any, Any]:
+        """Returns the specs of a batch of what Keras takes itself, and its arrays, where known."""
         if isinstance(x, tf.data.Dataset):
-            self._try_rows(peeked(x)[1], lambda count: None)
-            return
-        spec = None
+            return peeked(x)[1], None
         with contextlib.suppress(Exception):  # Keras takes more kinds than these.
             arrays = tf.nest.map_structure(np.asarray, self._opening.arrays(x, dict(options)))
-            spec = spec_of_rows(arrays)
-        if spec is not None:
-            self._try_rows(
-                spec, lambda count: tf.nest.map_structure(lambda array: array[:count], arrays)
-            )
+            return spec_of_rows(arrays), arrays
+        return None, None
+
+    def try_pass(self, element_spec: tuple[Any, ...]) -> None:
+        """Warns once of what couples rows where nothing has been trained; a fit tries more.
+
+        Args:
+            element_spec: of ``row_probe.explained_of_pass``.
+        """
+        has_told, self._has_told_of_pass = self._has_told_of_pass, True
+        is_whole = self._collective.num_replicas == 1 and self._binding.options.accumulate_steps > 1
+        if has_told or is_whole or not self._is_untried():
+            return
+        _warn(row_probe.explained_of_pass(self._model, element_spec), self._collective)
 
     def _is_untried(self) -> bool:
         return self._divides and self._tried != self._binding.times_compiled
@@ -130,8 +153,7 @@ class Preparation:
                 *row_probe.explained(model, element_spec, rows, gradients=not saves_memory),
                 *layer_state.explained(moved, by_microbatch=model if by_microbatch else None),
             ]
-            if found and self._collective.is_chief:
-                print(f"tfdist: warning: {'; '.join(found)}", flush=True)
+            _warn(found, self._collective)
         self._tried = self._binding.times_compiled
 
     def begin_slots(self) -> None:
@@ -179,3 +201,8 @@ class Preparation:
     def _trace(self, feed: Feed) -> None:
         specimen = feed.specimen() if isinstance(feed, GivenFeed) else feed
         keras.steps.trace_step(self._model, iter(self._reader.batches(specimen, 0, 1)))
+
+
+def _warn(found: list[str], collective: Collective) -> None:
+    if found and collective.is_chief:
+        print(f"tfdist: warning: {'; '.join(found)}", flush=True)

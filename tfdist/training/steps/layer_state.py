@@ -35,12 +35,14 @@ class Moved:
         variable: what it moves.
         is_alike: whether all rows move it alike, as a count of steps.
         is_mean: whether a batch moves it by the mean of what its parts would, each by its rows.
+        in_evaluation: whether evaluate and predict move it, too.
     """
 
     layer: str
     variable: tf.Variable
     is_alike: bool
     is_mean: bool
+    in_evaluation: bool = False
 
     @property
     def is_distributed(self) -> bool:
@@ -63,6 +65,7 @@ class Moved:
             self,
             is_alike=self.is_alike and other.is_alike,
             is_mean=self.is_mean and other.is_mean,
+            in_evaluation=self.in_evaluation or other.in_evaluation,
         )
 
     def __str__(self) -> str:
@@ -82,7 +85,7 @@ def found(model: tf.keras.Model, x: Any, parts: Sequence[slice]) -> list[Moved]:
         return []
     walk = Walk(model, [layer for layer in own_layers(model) if owned[id(layer)]])
 
-    def after(rows: slice) -> dict[Any, np.ndarray]:
+    def after(rows: slice, walk: Walk = walk) -> dict[Any, np.ndarray]:
         seen: dict[Any, np.ndarray] = {}
 
         def look(layer: Any, call: int, outputs: Any) -> Any:
@@ -95,6 +98,7 @@ def found(model: tf.keras.Model, x: Any, parts: Sequence[slice]) -> list[Moved]:
 
     before = {v.ref(): v.numpy() for variables in owned.values() for v in variables}
     whole, again = after(slice(None)), after(slice(None))
+    evaluated = after(slice(None), Walk(model, []))
     of_parts = [after(part) for part in parts]
     sizes = [part.indices(len(tf.nest.flatten(x)[0])) for part in parts]
     rows = [stop - start for start, stop, _ in sizes]
@@ -112,7 +116,8 @@ def found(model: tf.keras.Model, x: Any, parts: Sequence[slice]) -> list[Moved]:
             is_alike = not draws and all(_equal(one, change) for one in each)
             is_mean = draws or _equal(np.average(each, axis=0, weights=rows), change)
             is_mean = is_mean and variable.dtype.is_floating
-            moved.append(Moved(layer.name, variable, is_alike, is_mean))
+            in_evaluation = not np.array_equal(evaluated.get(ref, before[ref]), before[ref])
+            moved.append(Moved(layer.name, variable, is_alike, is_mean, in_evaluation))
     return moved
 
 
@@ -154,6 +159,11 @@ def explained(moved: Sequence[Moved], *, by_microbatch: tf.keras.Model | None = 
         "so it is not that of one device"
         for each in moved
         if not each.is_alike and not each.is_mean
+    ] + [
+        f"{each} is changed by evaluate and predict, too, there by each replica's own rows: change "
+        "it only where training=True"
+        for each in moved
+        if not each.is_alike and each.in_evaluation
     ]
 
 

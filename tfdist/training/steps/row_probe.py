@@ -156,6 +156,20 @@ def explained(
     return [*found, *untried]
 
 
+def explained_of_pass(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+    """Returns what ``explained`` does, where nothing is trained.
+
+    Args:
+        element_spec: of a batch, (x[, y[, sample_weight]]); of x alone where outputs count.
+    """
+    found = [no_mean(name) for name in coupled(model, element_spec)]
+    rows = made_up(element_spec[0]), *made_up(element_spec[1:], seed=OTHER_ROWS)
+    if not found:
+        with contextlib.suppress(Exception):  # Whatever a user's model does with such rows.
+            found = clauses_of(model, *rows, gradients=False, training=False)
+    return found
+
+
 # What is tried -----------------------------------------------------------------------------------
 
 

@@ -46,20 +46,22 @@ def clauses_of(
     sample_weight: Any = None,
     *,
     gradients: bool = True,
+    training: bool = True,
 ) -> list[str]:
     """Returns a clause where outputs or losses of rows are others beside other rows.
 
     What is between layers, in a class of the user's own, or a regularizer of activity: all that
     cannot be tried by itself. Layers run as in training but for those that draw, and for
-    BatchNormalization, whose statistics are the engine's; where something draws all the same, as in
-    inference.
+    BatchNormalization, whose statistics are the engine's; where something draws all the same, or
+    ``training`` is not, as in inference.
     """
-    if "train_step" in custom_steps.own_steps(model):
+    if training and "train_step" in custom_steps.own_steps(model):
         return []
     loud = loud_layers(model)
     most = row_probe_layers.tolerance_of(model)
-    for in_training in (loud, []):
-        forward = _Forward(model, in_training, (x, y, sample_weight), gradients)
+    for in_training in (loud, []) if training else ([],):
+        batch, has_loss = (x, y, sample_weight), training or y is not None
+        forward = _Forward(model, in_training, batch, gradients, has_loss=has_loss)
         whole, again = forward.of(slice(None)), forward.of(slice(None))
         if not _part(whole.values, again.values, slice(None), most):
             break
@@ -134,14 +136,22 @@ class _Forward:
         in_training: layers that run so.
         batch: (x, y, sample_weight) of ROWS rows.
         gradients: whether to take those of the losses.
+        has_loss: whether there are losses; a prediction has none.
     """
 
     def __init__(
-        self, model: tf.keras.Model, in_training: Sequence[Any], batch: tuple, gradients: bool
+        self,
+        model: tf.keras.Model,
+        in_training: Sequence[Any],
+        batch: tuple,
+        gradients: bool,
+        *,
+        has_loss: bool,
     ):
         self._model = model
         self._batch = batch
         self._gradients = gradients
+        self._has_loss = has_loss
         self._walk = row_probe_layers.Walk(model, in_training)
 
     def of(self, rows: slice, counted: Sequence[Any] | None = None) -> _Seen:
@@ -164,6 +174,8 @@ class _Forward:
         y_pred = self._walk.run(x, lambda layer, call, outputs: outputs)
         outputs = tf.nest.flatten(y_pred)
         added = tf.add_n([tf.cast(loss, tf.float32) for loss in model.losses] or [tf.zeros([])])
+        if not self._has_loss:
+            return _Seen(outputs, tf.zeros([]), tf.zeros([]), None, [])
         if not has_own_compute_loss(model) and not is_sum(model):
             masks, labels = loss_masks.found(model, y, y_pred)
             if counted is None:
