@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
 from tfdist.errors import DataError
 
 #: What to do about data without a record, and about parts that do not belong together.
@@ -23,6 +21,8 @@ def no_record(received: str, what: str = "data") -> DataError:
 
 def check_unmasked(values: Any, what: str) -> None:
     """Raises DataError for a masked array where values are missing; ``what`` is its name."""
+    import numpy as np  # Not for `--help`, whose verbs import this module.
+
     if np.ma.is_masked(values):
         raise DataError(
             "every value must be present",
