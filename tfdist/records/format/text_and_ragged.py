@@ -143,20 +143,21 @@ def as_column(name: str, values: Any) -> np.ndarray | TextColumn | RaggedColumn:
 def _odd_one(array: np.ndarray) -> str:
     """Returns what is neither numbers nor text alone among some objects, in words."""
     width = array[:1].size if array.ndim else 1
-    placed = [
-        (value, f"{value!r:.40} in record {n // width}") for n, value in enumerate(array.flat)
-    ]
-    others = [item for item in placed if not isinstance(item[0], (str, bytes))]
-    for value, said in others:
-        if not isinstance(value, numbers.Real):
-            return f"{type(value).__name__} {said}"
-    for value, said in placed:
+
+    def said(n: int) -> str:
+        return f"{array.flat[n]!r:.40} in record {n // width}"
+
+    others = [n for n, value in enumerate(array.flat) if not isinstance(value, (str, bytes))]
+    for n in others:
+        if not isinstance(array.flat[n], numbers.Real):
+            return f"{type(array.flat[n]).__name__} {said(n)}"
+    for n, value in enumerate(array.flat):
         if isinstance(value, (str, bytes)):
-            return f"text beside numbers: {said}, {others[0][1]}"
+            return f"text beside numbers: {said(n)}, {said(others[0])}"
     # NumPy has no dtype of numbers for them.
-    large = (item for item in others if isinstance(item[0], int) and abs(item[0]) >= 1 << 63)
-    value, said = next(large, others[0])
-    return f"{type(value).__name__} {said}, which no number of 64 bits is"
+    large = (n for n in others if isinstance(array.flat[n], int) and abs(array.flat[n]) >= 1 << 63)
+    n = next(large, others[0])
+    return f"{type(array.flat[n]).__name__} {said(n)}, which no number of 64 bits is"
 
 
 def _is_list(value: Any) -> bool:

@@ -96,7 +96,9 @@ class Preparation:
 
     def try_given_pass(self, x: Any, options: dict, *, predicts: bool = False) -> None:
         """Does as ``try_pass`` with what Keras takes itself."""
-        spec, _ = self._given(x, options) if self._is_untried() else (None, None)
+        if self._has_told_of_pass or not self._is_untried():
+            return
+        spec, _ = self._given(x, options)
         if spec is not None:
             self.try_pass(spec[:1] if predicts else spec)
 
