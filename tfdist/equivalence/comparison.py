@@ -250,7 +250,7 @@ def known_causes(model: tf.keras.Model, batches: tf.data.Dataset) -> tuple[str, 
     ]
     causes += layer_state.explained(row_probe.moved_by(model, element_spec))
     causes += row_probe.explained(model, element_spec, rows)
-    return (*causes, *row_probe.step_explained(model, element_spec))
+    return (*causes, *row_probe.step_explained(model, element_spec, rows))
 
 
 def _others_that_draw(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:

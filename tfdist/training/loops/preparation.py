@@ -151,8 +151,11 @@ class Preparation:
             # With other rows, a rank could do without what others need it for.
             sums = self._reader.gather(None if rows is None else fingerprint(rows))
             rows = rows if sums == [sums[0]] * len(sums) else None
+            of_step = row_probe.step_explained(model, element_spec, rows)
+            self._binding.has_told_of_step = bool(of_step)
             found = [
                 *row_probe.explained(model, element_spec, rows, gradients=not saves_memory),
+                *of_step,
                 *layer_state.explained(moved, by_microbatch=model if by_microbatch else None),
             ]
             _warn(found, self._collective)

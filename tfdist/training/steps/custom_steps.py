@@ -172,7 +172,7 @@ class OwnSteps:
         losses.as_on_one_device(self._binding)
         for metric in _metrics(model):
             self._binding.around(metric, "result", _noted)
-        before = {v.ref(): tf.identity(v) for v in _states(model)}
+        before = {v.ref(): tf.identity(v) for v in states(model)}
         running = RunningStep(self._collective, losses.part_of(share), share)
         with (
             losses.counted_as(running.part),
@@ -183,7 +183,7 @@ class OwnSteps:
         layer_state.merge(
             moved, running.part, lambda own, name: running.sum(own, running.name(name))
         )
-        for variable in _states(model):  # Rows of padding count nothing, whatever the metric.
+        for variable in states(model):  # Rows of padding count nothing, whatever the metric.
             known = before.get(variable.ref(), tf.zeros_like(variable))
             variable.assign(tf.where(share[0] > 0, tf.convert_to_tensor(variable), known))
         return self._of_batch(running, results)
@@ -264,7 +264,7 @@ class OwnSteps:
     def _tell_of_losses(self, running: RunningStep) -> None:
         """Tells once of a loss whose gradient is none of one device: see ``row_numbers``."""
         # A loss that counts by something else than rows is weighted by that.
-        tells = self._tells() and not running.loss_weights
+        tells = self._tells_of_gradients() and not running.loss_weights
         if tells and any(map(RowNumbers(running).is_off, running.losses)):
             self._losses.failed(
                 "the loss of a train_step of one's own is no mean over the rows of a batch, "
@@ -275,13 +275,18 @@ class OwnSteps:
         """Tells once of gradients that the step has made others of, as by their norm."""
         numbers = RowNumbers(running)
         dense = (g for g in gradients if tf.is_tensor(g) and not isinstance(g, tf.IndexedSlices))
-        if self._tells() and any(numbers.join_of(gradient) == OTHER for gradient in dense):
+        tells = self._tells_of_gradients()
+        if tells and any(numbers.join_of(gradient) == OTHER for gradient in dense):
             self._gradients.failed(
                 "a train_step of one's own makes of its gradients what is no mean over the rows of "
                 "a batch, as clipping does: these are of a replica's rows here, so weights are not "
                 "those of one device. Have the optimizer clip (global_clipnorm, clipnorm, "
                 "clipvalue), which is given the gradients of all rows"
             )
+
+    def _tells_of_gradients(self) -> bool:
+        """Whether to tell what a trial before the first step has not, as of a step that draws."""
+        return self._tells() and not self._binding.has_told_of_step
 
     def _tells(self) -> bool:
         return self._collective.num_replicas > 1 and self._collective.is_chief
@@ -366,7 +371,7 @@ def _metrics(model: tf.keras.Model) -> list[Any]:
     return list({id(metric): metric for metric in found}.values())
 
 
-def _states(model: tf.keras.Model) -> list[tf.Variable]:
+def states(model: tf.keras.Model) -> list[tf.Variable]:
     return keras.tensors.all_raw(v for metric in _metrics(model) for v in metric.variables)
 
 

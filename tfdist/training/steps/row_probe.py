@@ -40,7 +40,7 @@ from tfdist.training.steps.row_probe_model import (
     clauses_of,
     looks_at_rows,
     no_mean,
-    updates_replaced,
+    replaced_in,
     without_metrics,
 )
 from tfdist.training.steps.row_probe_rows import (
@@ -100,15 +100,21 @@ def coupling_layers_of(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> 
     return list(found)
 
 
-def step_explained(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+def step_explained(
+    model: tf.keras.Model, element_spec: tuple[Any, ...], rows: tuple[Any, ...] | None = None
+) -> list[str]:
     """Returns a clause where a train_step of the user's own couples rows.
 
     Args:
-        model: as of ``coupled``, but that its metrics move: the step runs.
+        model, element_spec, rows: of ``coupled``.
     """
-    with contextlib.suppress(Exception):  # Whatever a user's step does with made-up rows.
-        if row_probe_steps.parted(model, made_up(element_spec), SLICES):
-            return [no_mean("the gradient of train_step")]
+    with contextlib.suppress(Exception):  # Whatever a user's step does with such rows.
+        if row_probe_steps.parted(model, made_up(element_spec) if rows is None else rows, SLICES):
+            return [
+                f"{no_mean('the gradient of train_step')}: have the optimizer clip "
+                "(global_clipnorm, clipnorm, clipvalue), take a mean over rows for the loss, and "
+                "bring rows that are compared together with tfdist.all_gather"
+            ]
     return []
 
 
@@ -316,7 +322,7 @@ def _added(model: tf.keras.Model, x: Any) -> list[str]:
 
         return update_state
 
-    with updates_replaced(metrics, tell):
+    with replaced_in(metrics, tell):
         parts = [run(*part) for part in parts_of(x)]
     most = row_probe_layers.tolerance_of(model)
     return [name for name in parts[0] if differ([part[name] for part in parts], most)]

@@ -112,9 +112,15 @@ class Walk:
 
     def run(self, x: Any, taken: Callable[[Any, int, Any], Any]) -> Any:
         """Calls the model; what a layer gives goes through ``taken(layer, call, outputs)``."""
+        with self.during(taken):
+            return self._model(x, training=False)
+
+    @contextlib.contextmanager
+    def during(self, taken: Callable[[Any, int, Any], Any]) -> Iterator[None]:
+        """Encloses calls of the model, or of layers in it; ``taken``: of ``run``."""
         self._calls.clear()
         with state_kept(self._model), self._calls_replaced(taken):
-            return self._model(x, training=False)
+            yield
 
     def record(self, layer: Any, call: int, outputs: Any) -> Any:
         self._outputs[id(layer), call] = outputs
@@ -167,10 +173,11 @@ class Walk:
 
 
 @contextlib.contextmanager
-def state_kept(model: tf.keras.Model) -> Iterator[None]:
-    """Gives moving statistics and counters back what they were."""
+def state_kept(model: tf.keras.Model, variables: Sequence[Any] | None = None) -> Iterator[None]:
+    """Gives variables back what they were; by default moving statistics and counters."""
     # What replicas divide holds nothing, and no call changes it.
-    state = [raw(variable) for variable in held_of(model, model.non_trainable_weights)]
+    changed = model.non_trainable_weights if variables is None else variables
+    state = [raw(variable) for variable in held_of(model, changed)]
     state = [variable for variable in state if isinstance(variable, tf.Variable)]
     before = [variable.numpy() for variable in state]
     try:

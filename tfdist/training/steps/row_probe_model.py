@@ -20,7 +20,7 @@ from tfdist.training.layers.losses import AsOnOneDevice, has_own_compute_loss, i
 from tfdist.training.steps import custom_steps, row_probe_layers
 from tfdist.training.steps.row_probe_rows import FIRST, ROWS, SLICES, differ
 
-_MOST_ELEMENTS = 10_000_000  # Of a weight whose gradient is looked at.
+MOST_ELEMENTS = 10_000_000  # Of a weight whose gradient is looked at.
 
 
 def looks_at_rows(layer: str) -> str:
@@ -192,7 +192,7 @@ class _Forward:
 
 
 def _flat(tape: tf.GradientTape, loss: tf.Tensor, model: tf.keras.Model) -> np.ndarray:
-    variables = [v for v in model.trainable_variables if v.shape.num_elements() <= _MOST_ELEMENTS]
+    variables = [v for v in model.trainable_variables if v.shape.num_elements() <= MOST_ELEMENTS]
     found = [g for g in tape.gradient(loss, variables) if g is not None]
     return np.concatenate([np.zeros(0), *(np.ravel(tf.convert_to_tensor(g)) for g in found)])
 
@@ -205,19 +205,21 @@ def without_metrics(model: tf.keras.Model) -> Iterator[None]:
     anew = None if keras is None else loss_anew(keras, getattr(model, "output_names", None))
     with (
         other_compiled_loss(model, anew),
-        updates_replaced(model.metrics, lambda _: lambda *args, **options: None),
+        replaced_in(model.metrics, lambda _: lambda *args, **options: None),
     ):
         yield
 
 
 @contextlib.contextmanager
-def updates_replaced(metrics: Any, replaced: Callable[[Any], Callable]) -> Iterator[None]:
+def replaced_in(
+    metrics: Any, replaced: Callable[[Any], Callable], method: str = "update_state"
+) -> Iterator[None]:
     metrics = list(metrics)
-    before = [metric.update_state for metric in metrics]
+    before = [getattr(metric, method) for metric in metrics]
     try:
         for metric in metrics:
-            metric.update_state = replaced(metric)
+            setattr(metric, method, replaced(metric))
         yield
     finally:
-        for metric, update_state in zip(metrics, before, strict=True):
-            metric.update_state = update_state
+        for metric, own in zip(metrics, before, strict=True):
+            setattr(metric, method, own)

@@ -1,7 +1,8 @@
 """A ``train_step`` of the user's own whose gradients are no mean over the rows of a batch.
 
-A sum over rows, or a loss that compares them, gives others when the batch is divided. The step runs
-on a whole batch and on its parts, and what it gives to its optimizers is compared, not applied.
+A sum over rows, a loss that compares them, and weights that move by the gradient of a batch within
+the step (SAM) give others when the batch is divided. The step runs on a whole batch and on its
+parts, and what it gives to its optimizers is compared, not applied.
 """
 
 from __future__ import annotations
@@ -13,63 +14,110 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.keras.layers import layers_in
+from tfdist import keras
 from tfdist.keras.optimizers import optimizers_of
-from tfdist.training.layers.losses import own_functions
+from tfdist.training.layers import losses
 from tfdist.training.steps import custom_steps
-from tfdist.training.steps.row_probe_layers import ASKS_ALL, tolerance_of
+from tfdist.training.steps.row_probe_layers import ASKS_ALL, Walk, state_kept, tolerance_of
+from tfdist.training.steps.row_probe_model import (
+    MOST_ELEMENTS,
+    loud_layers,
+    replaced_in,
+    without_metrics,
+)
+
+#: What a step calls that counts the rows of all replicas, which its parts alone cannot show.
+_COUNTS_ALL = ASKS_ALL | {"compute_average_loss", "scale_regularization_loss"}
+
+
+class _Masked(Exception):
+    """A loss counts positions, which replicas exchange."""
 
 
 def parted(model: tf.keras.Model, batch: Any, parts: Sequence[slice]) -> bool:
     """Whether the gradients of a batch are others than the mean of those of its parts, by rows.
 
+    Layers that draw, and BatchNormalization, run as in inference.
+
     Args:
-        model: built and compiled. The step runs: metrics and what it counts by itself move.
+        model: built and compiled; its state stays as it is.
         batch: as ``train_step`` takes it, tensors [rows, ...].
         parts: of its rows, each row in one of them.
     """
-    if "train_step" not in custom_steps.own_steps(model) or _sees_all_rows(model):
+    used = losses.own_functions(model, tf.keras.Model)
+    if "train_step" not in used or any(_COUNTS_ALL & names for names in used.values()):
         return False
-    whole = _gradients(model, batch)
-    rows = len(tf.nest.flatten(batch)[0])
-    of_parts = []
-    for part in parts:
-        own = tf.nest.map_structure(lambda tensor, part=part: tensor[part], batch)
-        of_parts.append(_gradients(model, own) * len(range(rows)[part]) / rows)
-    if np.max(np.abs(whole - _gradients(model, batch)), initial=0.0) > 0:
-        return False  # It draws random numbers.
+    if any(losses.ignored_class(loss) is not None for loss in _losses(model)):
+        return False
+    try:
+        whole = _gradients(model, batch)
+        if np.max(np.abs(whole - _gradients(model, batch)), initial=0.0) > 0:
+            return False  # It draws random numbers.
+        rows = len(tf.nest.flatten(batch)[0])
+        joined = np.zeros(0)
+        for part in parts:
+            own = tf.nest.map_structure(lambda tensor, part=part: tensor[part], batch)
+            of_part = _gradients(model, own) * len(range(rows)[part]) / rows
+            joined = joined + of_part if joined.size else of_part
+    except _Masked:
+        return False
     largest = np.max(np.abs(whole), initial=0.0)
-    return bool(np.max(np.abs(whole - sum(of_parts)), initial=0.0) > tolerance_of(model) * largest)
+    return bool(np.max(np.abs(whole - joined), initial=0.0) > tolerance_of(model) * largest)
 
 
-def _sees_all_rows(model: tf.keras.Model) -> bool:
-    """Whether replicas exchange something within the step, which its parts alone cannot show."""
-    norms = (isinstance(layer, tf.keras.layers.BatchNormalization) for layer in layers_in(model))
-    used = own_functions(model, tf.keras.Model).values()
-    return any(norms) or any(ASKS_ALL & names for names in used)
+def _losses(model: tf.keras.Model) -> list[Any]:
+    return tf.nest.flatten(keras.losses.compiled_losses(model))
 
 
 def _gradients(model: tf.keras.Model, batch: Any) -> np.ndarray:
-    """Returns all that a step gives to its optimizers, laid flat, [elements]."""
-    with _caught(optimizers_of(model)) as given:
-        model.train_step(batch)
-    flat = [np.ravel(tf.convert_to_tensor(gradient)) for gradient in given]
-    return np.concatenate([np.zeros(0), *flat])
+    """Returns all that a step gives to its optimizers, laid flat, [elements].
+
+    Raises:
+        _Masked: a layer hands a mask on.
+    """
+    walk = Walk(model, loud_layers(model))
+    kept = [*model.weights, *custom_steps.states(model)]
+    unbuilt = [metric for metric in model.metrics if not getattr(metric, "built", True)]
+    with (
+        state_kept(model, kept),
+        walk.during(_unmasked),
+        without_metrics(model),
+        replaced_in(unbuilt, lambda _: dict, "result"),  # Keras 3 has none of them.
+        _caught(optimizers_of(model)) as given,
+    ):
+        type(model).train_step(model, batch)
+    return np.concatenate([np.zeros(0), *(np.ravel(tf.convert_to_tensor(g)) for g in given)])
+
+
+def _unmasked(layer: Any, call: int, outputs: Any) -> Any:
+    if any(keras.tensors.mask_of(output) is not None for output in tf.nest.flatten(outputs)):
+        raise _Masked
+    return outputs
 
 
 @contextlib.contextmanager
 def _caught(optimizers: Sequence[Any]) -> Iterator[list[Any]]:
     """Yields the gradients that optimizers are given meanwhile, of which they apply none."""
     given: list[Any] = []
+    before = [vars(optimizer).get(custom_steps.APPLY) for optimizer in optimizers]
 
-    def catch(gradients: Any, *_: Any, **__: Any) -> None:
-        pairs = [item if isinstance(item, tuple) else (item, None) for item in gradients]
-        given.extend(gradient for gradient, _ in pairs if gradient is not None)
+    def catching(optimizer: Any) -> Any:
+        def catch(*args: Any, **options: Any) -> None:
+            pairs = zip(*keras.optimizers.applied(optimizer, args, options), strict=True)
+            given.extend(
+                gradient
+                for gradient, variable in pairs
+                if gradient is not None and variable.shape.num_elements() <= MOST_ELEMENTS
+            )
+
+        return catch
 
     try:
         for optimizer in optimizers:
-            setattr(optimizer, custom_steps.APPLY, catch)
+            setattr(optimizer, custom_steps.APPLY, catching(optimizer))
         yield given
     finally:
-        for optimizer in optimizers:
+        for optimizer, apply in zip(optimizers, before, strict=True):
             delattr(optimizer, custom_steps.APPLY)
+            if apply is not None:
+                setattr(optimizer, custom_steps.APPLY, apply)
