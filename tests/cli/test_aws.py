@@ -342,6 +342,7 @@ def test_upload_and_its_second_time(tfdist, tmp_path):
     assert (last["event"], last["sent"], last["kept"]) == ("end", 0, 5)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(_TIMEOUT_S)
 def test_a_rehearsal_registers_a_model(run_cli):
     done = run_cli("aws", "rehearse", *CONFIG, cwd=ROOT, timeout_s=_TIMEOUT_S - 20)

@@ -87,6 +87,7 @@ def test_a_training_leaves_its_results(train, strategy, replicas):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_two_ranks_do_as_one_was_asked_and_tell_programs(train, tmp_path):
     """The user's callbacks run where they should; the best model is one that one rank writes."""
     (tmp_path / "mine.py").write_text(
@@ -201,6 +202,7 @@ def test_a_loss_that_is_no_number_ends_the_training(train, where):
         assert [row["epoch"] for row in history(folder)] == ["1", "2", "3"]  # It stands.
 
 
+@pytest.mark.long
 @pytest.mark.honest_start
 def test_a_killed_start_leaves_the_earlier_training(train, shards, model_file):
     """And another training, which ends in one line as long as the first goes on."""

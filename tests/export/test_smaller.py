@@ -81,6 +81,7 @@ def _weights(model):
     return model.get_weights()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("weights")
 def test_distill(trained, digits, validation):
     def student():

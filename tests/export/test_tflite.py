@@ -88,6 +88,7 @@ def test_bytes_can_go_into_the_other_files_too(trained, digits, validation, tmp_
     assert np.mean(answers(path, x).argmax(-1) == y) > 0.95
 
 
+@pytest.mark.long
 def test_integers_on_both_sides(trained, digits, tmp_path):
     path = tmp_path / "digits.tflite"
     types = {"input_type": "int8", "output_type": "int8"}
@@ -101,6 +102,7 @@ def test_integers_on_both_sides(trained, digits, tmp_path):
     assert interpreter.get_output_details()[0]["dtype"] == np.int8
 
 
+@pytest.mark.long
 def test_a_scale_outside_of_the_model_is_put_into_the_file(digits, validation, tmp_path):
     tf.keras.utils.set_random_seed(0)
     layers = tf.keras.layers

@@ -187,6 +187,7 @@ def test_a_rank_that_falls_silent_is_named(launcher, traces):
     assert traces.alive() == []
 
 
+@pytest.mark.long
 def test_a_task_that_serves_is_not_called_silent(traces):
     code = RANK + (
         "from tfdist.launch.events import emit; "
@@ -350,6 +351,7 @@ def test_a_stopped_process_of_the_launcher_is_woken(launcher, traces, module):
     ]
 
 
+@pytest.mark.long
 def test_time_without_a_core_is_no_silence(traces):
     """A rank that others keep from its core is slow; one that sleeps beside them is silent."""
     on_one_core = (

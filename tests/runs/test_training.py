@@ -105,6 +105,7 @@ def test_an_epoch_that_was_begun_keeps_its_batch(within, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.long
 def test_workers_are_started_and_the_choice_is_told(within, capfd):
     run = tfdist.train("model.py:model_fn", "data", "runs/two", workers=2, epochs=1)
     assert run.summary["workers"] == 2

@@ -305,10 +305,10 @@ def project(tmp_path, monkeypatch) -> Path:
 
 def test_a_killed_training_goes_on_from_the_bucket_alone(project, monkeypatch):
     asked = ("model.py:model_fn", "data")
-    options = {"strategy": "single", "epochs": 6, "checkpoint_every": 2, "global_batch_size": 64}
+    options = {"strategy": "single", "epochs": 3, "checkpoint_every": 4, "global_batch_size": 64}
     whole = tfdist.train(*asked, "whole", verbose=False, **options)
     command = [sys.executable, "-m", "tfdist", "train", "--model", asked[0], "--data", asked[1]]
-    command += ["--strategy", "single", "--epochs", "6", "--checkpoint-every", "2"]
+    command += ["--strategy", "single", "--epochs", "3", "--checkpoint-every", "4"]
     command += ["--global-batch-size", "64", "--output", URL]
     # The machine that is lost; its parts end when their command does.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -339,7 +339,7 @@ def test_a_killed_training_goes_on_from_the_bucket_alone(project, monkeypatch):
         Store(URL).write(name, b"damaged")
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(project / "a third machine"))
     with pytest.raises(TfdistError, match=f"damaged ones, .* Remove {URL}/checkpoints and train"):
-        tfdist.train(*asked, URL, resume=True, verbose=False, **options | {"epochs": 7})
+        tfdist.train(*asked, URL, resume=True, verbose=False, **options | {"epochs": 4})
     names = {"config.json", "history.csv", "metrics.json", "model.keras", "curves.png"}
     assert names < set(found)
     with pytest.raises(OptionError, match="Add --resume"):

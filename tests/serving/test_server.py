@@ -254,6 +254,7 @@ def test_a_lost_replica_costs_no_request_and_nothing_is_left(run_folder, serving
     assert "replica " in Path(client.log).read_text()
 
 
+@pytest.mark.long
 def test_a_divided_model_answers_as_one_device(run_folder, serving, tmp_path, photos, expected):
     """A stage on each of two devices; the gate has compared it with single, too."""
     divided = ("--strategy", "pipeline", "-o", "stages=2", "--check", "2", "--max-batch", "4")

@@ -81,7 +81,7 @@ def a_rank_is_one_of_two_and_has_devices_of_its_own(strategy, folder):
     assert {w.device.rpartition("/")[2] for w in model.weights} == {"device:CPU:0", "device:CPU:1"}
 
 
-@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers", long=True)
 def statistics_of_all_ranks(strategy, folder):
     fit_both(strategy, *pair(strategy, normed), (X, Y))
 
@@ -148,7 +148,7 @@ def exchanges_of_many_shapes_in_one_step(strategy, folder):
         assert "CollectiveReduceV2" not in kinds
 
 
-@scenario("mesh")
+@scenario("mesh", long=True)
 def slots_of_slices_divided_among_ranks(strategy, folder):
     """On each device lie the slots of half of its slices."""
     divided = other(strategy, model=2, shard="optimizer", recompute="blocks")
@@ -363,7 +363,7 @@ class Stop(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers", long=True)
 def a_fit_goes_on_on_another_grid(strategy, folder):
     """In the middle of an epoch, in other stages, and then on whole models."""
     model, reference = pair(strategy, normed)

@@ -43,7 +43,7 @@ def variables_are_of_the_named_engine(strategy, folder):
     assert model.distribute_strategy.num_replicas_in_sync == 2
 
 
-@scenario
+@scenario(long=True)
 def a_program_enters_it_again(strategy, folder):
     """Two blocks, each with two models, on one connection: the weights are the same each time."""
     found = []
@@ -97,7 +97,7 @@ def several_steps_per_execution(strategy, folder):
         np.testing.assert_allclose(found, one_device.predict(rows[:count], verbose=0), atol=1e-5)
 
 
-@scenario
+@scenario(long=True)
 def callbacks_that_write_leave_one_of_each_file(strategy, folder):
     model = strategy.build(model_fn)
     model.fit(

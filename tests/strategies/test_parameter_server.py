@@ -178,6 +178,7 @@ def test_tasks_end_with_a_chief_that_is_killed_without_a_launcher(tmp_path):
             process.communicate()
 
 
+@pytest.mark.long
 def test_a_missing_task_is_named(monkeypatch):
     """The chief waits before TensorFlow does, in a process of its own: it takes the devices."""
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(len(_TASKS))]

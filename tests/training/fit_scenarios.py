@@ -57,7 +57,7 @@ def sum_reduction(strategy, folder):
     equals_one_device(strategy, lambda: mlp(loss=loss, optimizer=optimizer(0.01)), data())
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def dropout_draws_other_numbers_on_each_replica(strategy, folder):
     """After set_random_seed, too, which all ranks call alike."""
     keras.utils.set_random_seed(0)
@@ -163,7 +163,7 @@ def batches_padded_to_their_longest_record(strategy, folder):
         strategy.build(of_one_length).fit(feed, verbose=0)
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def mask_on_the_output(strategy, folder):
     """The loss is a mean over unmasked positions; some replicas have rows without any,
     but each batch has some."""
@@ -442,7 +442,7 @@ def what_looks_at_rows_is_named_where_nothing_is_trained(strategy, folder):
         assert told.count("'centred' looks at several rows") == told.count("warning")
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def metrics_that_layers_add(strategy, folder):
     """A mean over rows is right on uneven shares; a sum is named."""
 
@@ -499,7 +499,7 @@ def eager_steps(strategy, folder):
     equals_one_device(strategy, lambda: mlp(run_eagerly=True), data(17), epochs=1)
 
 
-@scenario("single", "mirrored", "horovod")
+@scenario("single", "mirrored", "horovod", long=True)
 def a_step_is_traced_once(strategy, folder):
     traced = []
 
@@ -530,7 +530,7 @@ def compiled_by_xla(strategy, folder):
         strategy.build(lambda: mlp(jit_compile=True))
 
 
-@scenario("single", "mirrored", "horovod")
+@scenario("single", "mirrored", "horovod", long=True)
 def unbatched_dataset(strategy, folder):
     x, y = data()
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).filter(lambda x, y: y >= 0)
@@ -552,7 +552,7 @@ class InBatches(keras.utils.Sequence):
         return tuple(part[number * 6 : number * 6 + 6] for part in data())
 
 
-@scenario("single", "mirrored", "horovod")
+@scenario("single", "mirrored", "horovod", long=True)
 def batches_as_keras_takes_them(strategy, folder):
     x, y = data()
     records = tf.data.Dataset.from_tensor_slices((x, y))
@@ -904,7 +904,7 @@ def several_inputs_as_a_list(strategy, folder):
     assert len(model.fit([x, x], y, epochs=2, verbose=0).history["loss"]) == 2
 
 
-@scenario("single", "mirrored", "horovod")
+@scenario("single", "mirrored", "horovod", long=True)
 def no_epochs_and_more_fits(strategy, folder):
     x, y = data()
     model, reference = pair(strategy, mlp)

@@ -115,7 +115,7 @@ class Endless(PyDataset):
         return rng.normal(size=(7, 6)).astype(np.float32), rng.integers(0, 3, 7)
 
 
-@scenario("mirrored")
+@scenario("mirrored", long=True)
 def a_py_dataset_without_end_goes_on_from_epoch_to_epoch(strategy, folder):
     model, reference = pair(strategy, mlp)
     options = {"epochs": 2, "steps_per_epoch": 3, "verbose": 0}
@@ -129,7 +129,7 @@ def a_py_dataset_without_end_goes_on_from_epoch_to_epoch(strategy, folder):
         model.fit(Endless(), verbose=0)
 
 
-@scenario
+@scenario(long=True)
 def ctc_leaves_replicas_without_rows_out(strategy, folder):
     """TensorFlow's fails on them; an epoch's last batch has one row."""
 
@@ -144,7 +144,7 @@ def ctc_leaves_replicas_without_rows_out(strategy, folder):
     assert report is None or report.exact, report
 
 
-@scenario
+@scenario(long=True)
 def losses_of_layers_stay_with_their_replica(strategy, folder):
     """Replicas wait for each other in BatchNormalization, when half of the losses are added."""
     check_exact(strategy, lambda: mlp(layers.BatchNormalization))
@@ -301,7 +301,7 @@ def executions_of_several_steps(strategy, folder):
     check_refused(strategy, lambda: mlp(steps_per_execution=2), "must divide the steps of an epoch")
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def passes_begin_as_keras_begins_them(strategy, folder):
     """It begins one more after each epoch of a dataset of known length."""
 
@@ -541,7 +541,7 @@ def weights_of_some_labels_alone(strategy, folder):
         model.fit(X, {"a": Y}, class_weight=dict.fromkeys(range(3), 1.0), verbose=0)
 
 
-@scenario
+@scenario(long=True)
 def an_operation_between_layers_is_named_itself(strategy, folder):
     def model_fn():
         inputs = keras.Input((6,))

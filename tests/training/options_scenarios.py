@@ -257,7 +257,7 @@ def a_resumed_fit_of_microbatches(strategy, folder):
     assert_near(resumed.get_weights(), unbroken.get_weights(), 1e-6)
 
 
-@scenario
+@scenario(long=True)
 def more_microbatches_than_rows_are_refused(strategy, folder):
     with pytest.raises(OptionError, match=r"accumulate_steps=9.*it is what one update sees"):
         given(strategy, accumulate_steps=9).dataset(data(), global_batch_size=8)
@@ -383,7 +383,7 @@ def mixed_precision_of_a_function_that_does_not_know(strategy, folder):
             assert report.exact, str(report)
 
 
-@scenario
+@scenario(long=True)
 def mixed_precision_is_saved_as_keras_does(strategy, folder):
     mixed = given(strategy, precision="mixed_float16", accumulate_steps=2, recompute="blocks")
     model, reference = pair(mixed, lambda: mlp(metrics=None))
@@ -401,7 +401,7 @@ def mixed_precision_is_saved_as_keras_does(strategy, folder):
     np.testing.assert_allclose(loaded.predict(data()[0], verbose=0), predicted, atol=1e-3)
 
 
-@scenario("mirrored", "horovod", "multi_worker")
+@scenario("mirrored", "horovod", "multi_worker", long=True)
 def what_overflows_on_one_replica_updates_none(strategy, folder):
     mixed = given(strategy, precision="mixed_float16", accumulate_steps=2)
     model, _ = pair(mixed, mlp)
@@ -583,7 +583,7 @@ def _unordered_reads(graph: Any) -> list[str]:
     ]
 
 
-@scenario("single", "mirrored", "horovod", "multi_worker")
+@scenario("single", "mirrored", "horovod", "multi_worker", long=True)
 def a_second_pass_reads_weights_before_they_are_updated(strategy, folder):
     """In the graph as TensorFlow runs it: its own optimizer of graphs had dropped the order."""
     from tensorflow.python.eager import context
@@ -661,7 +661,7 @@ def recompute_in_mixed_precision(strategy, folder):
     assert_near(*weights, 1e-2)  # The second time TensorFlow fuses, and rounds, other operations.
 
 
-@scenario
+@scenario(long=True)
 def layers_that_recompute_does_not_know_are_listed(strategy, folder):
     with pytest.raises(
         OptionError, match=r"layer in recompute must be a known one.*'three'.*none, blocks"
@@ -829,7 +829,7 @@ def quadratic() -> keras.Model:
     return model
 
 
-@scenario("mirrored", "horovod", "multi_worker", "single", "keras_3")
+@scenario("mirrored", "horovod", "multi_worker", "single", "keras_3", long=True)
 def noise_scale_of_a_known_gradient(strategy, folder):
     """Rows lie around FAR with a spread of their own in each direction: S and |G|² are known."""
     rng = np.random.default_rng(0)
@@ -864,7 +864,7 @@ def _fresh(kind: Any, config: dict[str, Any]) -> keras.Model:
     return mlp(optimizer=kind.from_config(config))
 
 
-@scenario("mirrored", "horovod", "keras_3")
+@scenario("mirrored", "horovod", "keras_3", long=True)
 def a_batch_that_grows_is_one_device(strategy, folder):
     """Each epoch is one device's at its batch and its rate; a resumed fit has the same ones."""
     arrays = data(rows=90, weighted=False)
@@ -989,7 +989,7 @@ def _broken_while_grown(
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
-@scenario("mirrored")
+@scenario("mirrored", long=True)
 def what_cannot_have_another_batch_is_told(strategy, folder):
     def fits(x: Any, model_fn: Any = mlp, batch: int = 4, beside: Any = (), **options: Any) -> None:
         own = given(strategy, **options)
@@ -1053,7 +1053,7 @@ def noise_scale_needs_parts_of_a_gradient(strategy, folder):
 # Ranks of unlike speed ---------------------------------------------------------------------------
 
 
-@scenario("horovod", "multi_worker")
+@scenario("horovod", "multi_worker", long=True)
 def ranks_of_unlike_speed_are_one_device(strategy, folder):
     """Each epoch ends on a short batch; a rank has a third of the other's rows, or none."""
     own = given(strategy, device_speeds=[3, 1])

@@ -239,7 +239,7 @@ def optimizers_that_nobody_has_any_more(strategy, folder):
     assert_near(model.get_weights(), reference.get_weights())
 
 
-@scenario
+@scenario(long=True)
 def weights_that_another_rank_alone_was_given(strategy, folder):
     x, y, _ = data(24)
     model = divided(strategy).build(stack)
@@ -320,7 +320,7 @@ def refused(*inner: Any, optimizer: Any = "sgd") -> keras.Model:
     return model
 
 
-@scenario
+@scenario(long=True)
 def weights_that_cannot_be_divided(strategy, folder):
     divides, dense = divided(strategy), layers.Dense
     l2, norm = keras.regularizers.L2(0.1), keras.constraints.MaxNorm(1.0)

@@ -259,7 +259,7 @@ def what_one_rank_alone_sees_diverge(strategy, folder):
     assert not [path for path in (folder / "kept").iterdir() if path.name.endswith("_temp")]
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def another_model_is_refused(strategy, folder):
     divides = given(strategy, shard="optimizer")
     broken(divides, adam, folder)
@@ -269,7 +269,7 @@ def another_model_is_refused(strategy, folder):
         model.fit(in_order(divides), epochs=2, callbacks=[resume], verbose=0)
 
 
-@scenario("horovod")
+@scenario("horovod", long=True)
 def the_last_ones_are_kept(strategy, folder):
     divides = given(strategy, shard="optimizer")
     model = divides.build(adam)

@@ -243,7 +243,7 @@ def the_median_ignores_one_client(strategy, folder):
     )
 
 
-@scenario
+@scenario(long=True)
 def clipping_bounds_a_client_that_shouts(strategy, folder):
     data = {
         client: (x, y, np.full(20, 50 if client == "client-3" else 1, np.float32))
@@ -272,7 +272,7 @@ def quantized_updates_are_smaller_and_near(strategy, folder):
     assert history.history["bytes_down"] == expected.history["bytes_down"]
 
 
-@scenario
+@scenario(long=True)
 def the_secure_sum_is_the_sum(strategy, folder):
     whole, _ = trained(unequal(20, 30), 2)
     secure, _ = trained(unequal(20, 30), 2, secure_aggregation=True)
@@ -363,7 +363,7 @@ def privacy_adds_the_noise_it_says(strategy, folder):
     assert f"after 2 rounds epsilon is {second:.2f} for delta" in printed.getvalue()
 
 
-@scenario
+@scenario(long=True)
 def privacy_clips_a_clients_update(strategy, folder):
     start = model_of_start()
     model, history = trained(unequal(30), dp_noise_multiplier=0.0, dp_clip_norm=0.01)
@@ -379,7 +379,7 @@ def privacy_clips_a_clients_update(strategy, folder):
 # Clients that fail ------------------------------------------------------------------------------
 
 
-@scenario
+@scenario(long=True)
 def bad_clients_are_left_out_and_named_once(strategy, folder):
     good = {c: (x, y, np.ones(len(y), np.float32)) for c, (x, y) in unequal(12, 9, 12).items()}
     x, y = records(12, seed=8)
@@ -608,7 +608,7 @@ def callbacks_of_keras_work(strategy, folder):
     assert keras.models.load_model(folder / "last.keras").count_params() == model.count_params()
 
 
-@scenario
+@scenario(long=True)
 def a_broken_fit_is_resumed_exactly(strategy, folder):
     options = {
         "algorithm": "fedadam",

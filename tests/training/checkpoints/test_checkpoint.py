@@ -119,6 +119,7 @@ def test_resuming_within_an_epoch_equals_the_unbroken_fit(broken):
         np.testing.assert_allclose(values, expected.history[name][1:], atol=1e-6, err_msg=name)
 
 
+@pytest.mark.long
 def test_resuming_within_an_epoch_of_batches_of_similar_lengths(tmp_path):
     tokens = [_RNG.integers(1, 9, length) for length in _RNG.integers(1, 20, 22)]
     write((tokens, _RNG.integers(0, 2, 22)), tmp_path / "data", split="train=1", num_shards=2)
