@@ -15,7 +15,7 @@ one number a batch, as in ``compute_loss`` or ``add_metric``, counts it with the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -97,12 +97,25 @@ def _count_true_rows(metric: Any, count: Callable, *args: Any, **options: Any) -
     part = step_context.current().part
     if part is None:
         return count(*args, **options)
-    before = {id(variable): tf.identity(variable) for variable in metric.variables}
-    counted = count(*args, **options)
-    for variable in metric.variables:
+    with unmoved_by_padding(lambda: keras.tensors.all_raw(metric.variables), part > 0):
+        return count(*args, **options)
+
+
+@contextlib.contextmanager
+def unmoved_by_padding(
+    variables: Callable[[], list[tf.Variable]], has_rows: tf.Tensor
+) -> Iterator[None]:
+    """Has what is counted meanwhile count nothing where a replica has but a row of padding.
+
+    Args:
+        variables: returns what counts: what is made meanwhile begins with zeros.
+        has_rows: whether the replica has true rows, bool [].
+    """
+    before = {id(variable): tf.identity(variable) for variable in variables()}
+    yield
+    for variable in variables():
         known = before.get(id(variable), tf.zeros_like(variable))
-        variable.assign(tf.where(part > 0, tf.convert_to_tensor(variable), known))
-    return counted
+        variable.assign(tf.where(has_rows, tf.convert_to_tensor(variable), known))
 
 
 def _count_number(

@@ -172,9 +172,9 @@ class OwnSteps:
         losses.as_on_one_device(self._binding)
         for metric in _metrics(model):
             self._binding.around(metric, "result", _noted)
-        before = {v.ref(): tf.identity(v) for v in states(model)}
         running = RunningStep(self._collective, losses.part_of(share), share)
         with (
+            losses.unmoved_by_padding(lambda: states(model), share[0] > 0),
             losses.counted_as(running.part),
             step_context.within(own_step=running),
         ):
@@ -183,9 +183,6 @@ class OwnSteps:
         layer_state.merge(
             moved, running.part, lambda own, name: running.sum(own, running.name(name))
         )
-        for variable in states(model):  # Rows of padding count nothing, whatever the metric.
-            known = before.get(variable.ref(), tf.zeros_like(variable))
-            variable.assign(tf.where(share[0] > 0, tf.convert_to_tensor(variable), known))
         return self._of_batch(running, results)
 
     def _of_batch(self, running: RunningStep, results: Any) -> Any:
