@@ -54,6 +54,7 @@ def test_an_option_that_rounds_is_the_cause_and_may_be_expected(verify):
     assert "after 1" in done.stdout.splitlines()[1], "a column of the table"
 
 
+@pytest.mark.long
 def test_what_is_exact_is_not_what_was_expected(verify):
     done = verify("--strategy", "single", "--expect", "different")
     assert done.returncode == 1, done.stderr
@@ -66,6 +67,7 @@ def test_a_mistake_is_one_line(verify):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.long
 def test_an_asynchronous_strategy_is_checked_by_its_loss(verify):
     done = verify("--strategy", "parameter_server", "--workers", "2", "--ps", "1", "--steps", "24")
     told = " ".join(done.stdout.split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
+from tiers import long
 
 import tfdist
 
@@ -21,7 +22,7 @@ int main(void) {
 """
 
 
-@pytest.mark.parametrize("compiler", [["gcc", "-x", "c", "-std=c11"], ["g++", "-std=c++11"]])
+@pytest.mark.parametrize("compiler", [["gcc", "-x", "c", "-std=c11"], *long(["g++", "-std=c++11"])])
 def test_it_compiles_and_holds_the_file(compiler, trained, tmp_path):
     whole = tfdist.export.tflite(trained, tmp_path / "digits.tflite", quantize="dynamic")
     header = tmp_path / "8-bit_digits.h"

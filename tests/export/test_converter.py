@@ -55,6 +55,7 @@ def test_a_state_that_outlives_a_record_is_refused(tmp_path):
         tfdist.export.tflite(model, tmp_path / "model.tflite")
 
 
+@pytest.mark.long
 def test_a_length_that_the_model_leaves_open_is_that_of_the_records(tmp_path):
     model = tf.keras.Sequential([tf.keras.Input((None, 4)), layers.LSTM(8), layers.Dense(3)])
     path = tmp_path / "model.tflite"

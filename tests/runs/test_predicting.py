@@ -60,6 +60,7 @@ def asked(folder, monkeypatch):
     return {"model": "model.py:model_fn", "weights": "model.keras", "data": "data/test"}
 
 
+@pytest.mark.long
 def test_two_ranks_predict_what_one_device_does(asked, folder):
     found = tfdist.predict(
         **asked, output="found.npz", strategy="horovod", workers=2, global_batch_size=6

@@ -115,6 +115,7 @@ def test_it_is_launched_in_one_process(run):
     assert "strategy 'ninth' must run in one process" in done.stderr
 
 
+@pytest.mark.long
 def test_doctor_takes_a_step_of_it(run):
     done = run(
         "-c",

@@ -261,7 +261,7 @@ def compiled_metrics_and_a_test_step(strategy, folder):
     assert model.train_on_batch(*data, return_dict=True).keys() >= {"loss", "accuracy"}
 
 
-@scenario
+@scenario(long=True)
 def all_optimizers_are_resumed(strategy, folder):
     folder = strategy.from_chief(str(folder))
 

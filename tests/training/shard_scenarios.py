@@ -337,7 +337,7 @@ def a_resumed_fit(strategy, folder):
     assert_near(resumed.get_weights(), expected, 1e-6)
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def a_checkpoint_of_one_device(strategy, folder):
     """The slots of another strategy are divided."""
     divides = sharded(strategy)
@@ -395,7 +395,7 @@ def assert_files_go_on(
     assert_near(again.get_weights(), reference.get_weights())
 
 
-@scenario("mirrored", "horovod", "multi_worker", "keras_3")
+@scenario("mirrored", "horovod", "multi_worker", "keras_3", long=True)
 def files_are_those_of_one_device(strategy, folder):
     divides = sharded(strategy)
     model, reference = pair(divides, adam)

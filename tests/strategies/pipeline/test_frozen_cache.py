@@ -173,6 +173,7 @@ def test_other_weights_are_another_cache():
     assert largest(*made_both) < 1e-6
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_restored_before_the_cache_is_filled(without, tmp_path):
     fit(built(), images(), 2, callbacks=[tfdist.Checkpoints(tmp_path)])
     resumed = built(lambda: image_model(seed=9), frozen_cache="memory")
@@ -201,6 +202,7 @@ def test_a_folder_serves_the_next_process_and_nobody_else(without, tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["shorter", *long("without description", "other numbers")])
 def test_a_damaged_folder_is_filled_anew(without, tmp_path, damage):
     disk(tmp_path)

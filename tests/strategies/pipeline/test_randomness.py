@@ -82,6 +82,7 @@ def test_dropout_after_frozen_layers_that_are_kept():
     assert largest(fit(**frozen), fit(**frozen, frozen_cache="memory", recompute="blocks")) < 1e-6
 
 
+@pytest.mark.long
 def test_a_resumed_fit_draws_what_the_unbroken_one_would(expected, tmp_path):
     class Break(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
