@@ -1178,3 +1178,16 @@ def labels_of_a_class_that_the_loss_leaves_out(strategy, folder):
     nothing = strategy.dataset((x[:8], np.zeros((8, 1), int)), global_batch_size=8)
     assert model.fit(nothing, verbose=0).history["loss"] == [0.0]
     np.testing.assert_array_equal(before[0], model.get_weights()[0])
+
+
+@scenario("single", "mirrored")
+def weights_of_a_trained_model_are_read_from_a_file(strategy, folder):
+    """As after a ModelCheckpoint: metrics, which have sums by then, are in that file, too."""
+    model, path = strategy.build(mlp), folder / "best.weights.h5"
+    model.fit(*data(), verbose=0, check_rows=False)
+    model.save_weights(path)
+    expected = model.get_weights()
+    model.fit(*data(), verbose=0, check_rows=False)
+    model.load_weights(path)
+    for found, value in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(found, value, atol=TOLERANCE)

@@ -272,7 +272,9 @@ def what_microbatches_would_do_otherwise_is_told(strategy, folder):
 
     def model_fn() -> keras.Model:
         normed = layers.SpectralNormalization(layers.Dense(3), name="normed")
-        model = keras.Sequential([keras.Input((5,)), normed])
+        frozen = layers.BatchNormalization(trainable=False, name="frozen")
+        norm = layers.BatchNormalization(name="norm")
+        model = keras.Sequential([keras.Input((5,)), frozen, norm, normed])
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         return model
 
@@ -280,6 +282,7 @@ def what_microbatches_would_do_otherwise_is_told(strategy, folder):
         feed = divided.dataset(data(), global_batch_size=8)
         divided.build(model_fn).fit(feed, verbose=0)
     assert "the state of layer 'normed' is changed by each microbatch" in said.getvalue()
+    assert "not from the global batch: layer 'norm'\n" in said.getvalue()
 
 
 # BatchNormalization ------------------------------------------------------------------------------

@@ -223,6 +223,18 @@ def batches_by_hand_and_other_optimizers(strategy, folder):
     assert_near(model.get_weights(), reference.get_weights())
 
 
+@scenario("mirrored")
+def settings_that_are_changed_before_another_compile(strategy, folder):
+    model, reference = pair(sharded(strategy), lambda: small(optimizers.SGD(0.1, 0.9)))
+    x = data(8)[0]
+    for momentum in (0.9, 0.1):
+        for one in (model, reference):
+            one.optimizer.momentum = momentum
+            one.compile(one.optimizer, "mse")
+            one.fit(x, x[:, :1], epochs=2, verbose=0)
+    assert_near(model.get_weights(), reference.get_weights())
+
+
 @scenario(long=True)
 def optimizers_that_nobody_has_any_more(strategy, folder):
     """Phases of fine-tuning hold the slots of the last one."""

@@ -63,6 +63,11 @@ def unlisted_metrics(model: tf.keras.Model) -> list[Any]:
     return [metric for metric in given if isinstance(metric, tf.keras.metrics.Metric)]
 
 
+def metrics_in_files(model: tf.keras.Model) -> list[Any]:
+    """Returns the metrics that read their state from Keras' files of weights: those of Keras 2."""
+    return [] if IS_KERAS_3 else model.metrics
+
+
 def told_names(model: tf.keras.Model) -> list[str] | None:
     """Returns the names of the results of ``model``; None of Keras 3, which tells none."""
     return None if IS_KERAS_3 else model.metrics_names

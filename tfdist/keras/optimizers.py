@@ -243,6 +243,12 @@ def twin_of(optimizer: Any, config: dict[str, Any]) -> Any:
     return twin
 
 
+def take_settings(twin: Any, optimizer: Any) -> None:
+    """Gives ``twin`` the present settings of ``optimizer``, as its momentum; not while tracing."""
+    for name in vars(twin).keys() & optimizer.get_config().keys() - {"name", "jit_compile"}:
+        setattr(twin, name, getattr(optimizer, name))
+
+
 def update_step(optimizer: Any, twin: Any, gradient: Any, variable: tf.Variable) -> None:
     """Has ``twin`` update ``variable`` at the rate that ``optimizer`` has evaluated."""
     if IS_KERAS_3:

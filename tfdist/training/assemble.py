@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import keras
@@ -103,6 +104,7 @@ def assemble(
     if engine.compiled is not None:
         binding.when_compiled(engine.compiled)
     binding.put(model, {"compile": watched(binding)})
+    binding.enclose([(("load_weights",), functools.partial(_with_arrays, binding=binding))])
     if is_elastic or not collective.is_chief:
         by_chief = functools.partial(_by_chief, collective=collective)
         binding.enclose([(_WRITERS, _written_aside if collective.reads_together else by_chief)])
@@ -166,6 +168,25 @@ def _watch_loops_by_hand(binding: Binding, by_hand: str | ModelError | None) -> 
         watch = Watch(binding, by_hand)
         watch.over(model.optimizer)
         binding.when_compiled(lambda: watch.over(model.optimizer))
+
+
+def _with_arrays(load: Callable, binding: Binding) -> Callable:
+    """Returns ``load``, in which metrics are given arrays.
+
+    One of h5py cannot be divided among replicas, as TensorFlow does with sums.
+    """
+
+    @functools.wraps(load)
+    def load_weights(*args: Any, **options: Any) -> Any:
+        for metric in keras.losses.metrics_in_files(binding.model):
+            binding.around(metric, "load_own_variables", _given_arrays)
+        return load(*args, **options)
+
+    return load_weights
+
+
+def _given_arrays(_metric: Any, load: Callable, store: Any) -> None:
+    load({name: np.asarray(store[name]) for name in store})
 
 
 def _by_chief(save: Callable, collective: Collective) -> Callable:

@@ -45,6 +45,7 @@ def test_the_order_is_that_of_the_docstring():
         *(("Sequential", loop) for loop in ("fit", "evaluate", "predict")),
         *(("Sequential", f"{kind}_on_batch") for kind in ("train", "test", "predict")),
         ("Sequential", "compile"),
+        ("Sequential", "load_weights"),
     ]
 
 

@@ -13,6 +13,7 @@ from tfdist.errors import OptionError
 tf = pytest.importorskip("tensorflow")
 keras = tf.keras
 
+from tfdist.keras.optimizers import given_learning_rate  # noqa: E402
 from tfdist.strategies import strategy  # noqa: E402
 from tfdist.training.model.scaling import ScaleLearningRate, Scaling  # noqa: E402
 
@@ -80,6 +81,20 @@ def test_a_new_compile_brings_its_own_rate():
     model.compile(keras.optimizers.SGD(0.003), "mse")
     history = model.fit(feed, epochs=2, verbose=0).history
     np.testing.assert_allclose(history["learning_rate"], [0.003, 0.003], rtol=1e-5)
+
+
+def test_another_schedule_is_scaled_and_one_that_comes_back_once():
+    def schedule(rate):
+        return keras.optimizers.schedules.ExponentialDecay(rate, 1, 1.0)
+
+    first, second = (keras.optimizers.SGD(schedule(rate)) for rate in (0.1, 0.2))
+    scale = ScaleLearningRate(Scaling("linear", 0, 4), first)
+    for optimizer, expected in ((first, 0.4), (second, 0.8), (first, 0.4)):
+        scale.prepare(optimizer, 4)
+        np.testing.assert_allclose(given_learning_rate(optimizer)(0), expected, rtol=1e-6)
+    first.learning_rate = schedule(0.5)
+    scale.prepare(first, 4)
+    np.testing.assert_allclose(given_learning_rate(first)(0), 2.0, rtol=1e-6)
 
 
 def test_the_saved_model_has_the_users_schedule_and_needs_no_tfdist(tmp_path):

@@ -10,7 +10,7 @@ layers too, and by its binding alone. From within to without:
 5. the loops: ``fit``, ``evaluate`` and ``predict`` and those of one batch, or ``Engine.loops``;
 6. what ``Engine.around`` encloses: loops and files, where weights lie elsewhere between them;
 7. ``compile``, whose hooks run in the order in which they came;
-8. the writers of files, on processes that leave them to the chief.
+8. the reader of weights, and the writers of files, on processes that leave them to the chief.
 
 ``assemble`` puts them on in this order.
 """

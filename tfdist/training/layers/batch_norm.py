@@ -116,6 +116,21 @@ def layers_of(model: tf.keras.Model) -> list[tf.keras.layers.BatchNormalization]
     return [layer for layer in layers_in(model) if isinstance(layer, kind)]
 
 
+def explained(model: tf.keras.Model, accumulate_steps: int) -> list[str]:
+    """Returns a clause if layers normalize microbatches, of which a step has so many on a replica.
+
+    One device takes their statistics from the global batch.
+    """
+    names = [layer.name for layer in layers_of(model) if layer.trainable]
+    if accumulate_steps == 1 or not names:
+        return []
+    more = f" and {len(names) - 1} more" if names[1:] else ""
+    return [
+        f"accumulate_steps={accumulate_steps} has BatchNormalization take its statistics from each "
+        f"microbatch, not from the global batch: layer '{names[0]}'{more}"
+    ]
+
+
 def put_on(binding: Binding, *, synchronized: bool) -> None:
     """Makes every BatchNormalization layer of a model follow the shared train step.
 

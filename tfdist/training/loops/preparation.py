@@ -19,7 +19,7 @@ from tfdist.training.engine.collective import Collective
 from tfdist.training.feed.feed import Feed
 from tfdist.training.feed.keras_data import peeked
 from tfdist.training.feed.keras_feed import GivenFeed
-from tfdist.training.layers import eager_variables
+from tfdist.training.layers import batch_norm, eager_variables
 from tfdist.training.loops.batch_reader import BatchReader
 from tfdist.training.loops.membership import ElasticMembership, FixedMembership
 from tfdist.training.loops.opening import Opening
@@ -157,6 +157,7 @@ class Preparation:
                 *row_probe.explained(model, element_spec, rows, gradients=not saves_memory),
                 *of_step,
                 *layer_state.explained(moved, by_microbatch=model if by_microbatch else None),
+                *batch_norm.explained(model, options.accumulate_steps),
             ]
             _warn(found, self._collective)
         self._tried = self._binding.times_compiled

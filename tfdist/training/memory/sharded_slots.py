@@ -269,6 +269,7 @@ class ShardedSlots:
                 self._divide()
         if self.parts is not None:
             self._empty = self.parts.whole_slots()
+            keras.optimizers.take_settings(self.parts.twin, given)  # Before a step is traced anew.
         try:
             yield
         finally:  # After an error, too: slots are there, and hold nothing.

@@ -104,7 +104,8 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
 
     def prepare(self, optimizer: tf.keras.optimizers.Optimizer, steps_per_epoch: int) -> None:
         """Must be called before the train step is traced."""
-        if optimizer is not self._optimizer:  # The model was compiled anew.
+        is_other_schedule = _schedule_of(optimizer) not in (None, self._schedule)
+        if optimizer is not self._optimizer or is_other_schedule:
             self._read(optimizer)
         self._steps_per_epoch = steps_per_epoch
         self._is_climbing = self._base_rate is not None
@@ -134,6 +135,8 @@ class EffectiveLearningRate(tf.keras.callbacks.Callback):
 
 def _schedule_of(optimizer: tf.keras.optimizers.Optimizer) -> Any | None:
     rate = given_learning_rate(optimizer)
+    if isinstance(rate, _ScaledSchedule):  # As when an optimizer is compiled with once more.
+        rate = rate.__wrapped__
     is_schedule = isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
     return rate if is_schedule else None
 
