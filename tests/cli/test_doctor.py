@@ -50,6 +50,16 @@ def test_json_is_complete(doctor_with):
     assert told["engines"][1]["mend"] == "Run `make setup`"
 
 
+def test_what_cores_do_at_once_is_told(doctor_with, monkeypatch):
+    monkeypatch.setattr(engines, "cores_at_once", lambda: (4, 0.875))
+    _, out, _ = doctor_with([WELL], "--run")
+    assert "4 cores at once: each does 0.88 of what it does alone" in out
+    _, out, _ = doctor_with([WELL], "--run", "--json")
+    assert json.loads(out)["cores"] == {"count": 4, "at_once": 0.875}
+    _, out, _ = doctor_with([WELL], "--json")
+    assert json.loads(out)["cores"] is None
+
+
 @pytest.mark.timeout(280)
 def test_every_engine_takes_a_real_step(run_cli):
     done = run_cli("doctor", "--run", "--json", timeout_s=270)
@@ -57,6 +67,7 @@ def test_every_engine_takes_a_real_step(run_cli):
     assert [engine["engine"] for engine in told["engines"] if not engine["runs"]] == []
     assert (done.returncode, told["ok"]) == (0, True)
     assert all(engine["version"] for engine in told["engines"])
+    assert told["cores"] is None or 0.05 < told["cores"]["at_once"] < 5
 
 
 def test_an_engine_that_is_not_installed():

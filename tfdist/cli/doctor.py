@@ -18,7 +18,8 @@ from tfdist.launch import engines
 def command(run: bool) -> int:
     """Show which engines work here, and how to mend the rest.
 
-    Each engine is imported in a process of its own. Exit code 1 when one does not work.
+    Each engine is imported in a process of its own. Exit code 1 when one does not work. --run also
+    tells how much slower cores are when all of them work at once.
     """
     from rich.console import Console
 
@@ -27,6 +28,10 @@ def command(run: bool) -> int:
     for engine in engines.all_engines():
         with progress.status(f"trying {engine.name}"):
             findings.append(engines.probe(engine, run=run))
+    cores = None
+    if run:
+        with progress.status("trying all cores at once"):
+            cores = engines.cores_at_once()
     gpus = sorted({gpu for finding in findings for gpu in finding.gpus})
     ok = all(finding.ok for finding in findings)
     voice.answer(
@@ -36,10 +41,17 @@ def command(run: bool) -> int:
             "keras": keras_version(),
             "python": platform.python_version(),
             "gpus": gpus,
+            "cores": cores and {"count": cores[0], "at_once": cores[1]},
             "engines": [{**dataclasses.asdict(finding), "ok": finding.ok} for finding in findings],
         }
     )
     _print_table(findings, gpus)
+    if cores is not None:
+        count, share = cores
+        stdout().print(
+            f"{count} cores at once: each does {share:.2f} of what it does alone, so that ranks on "
+            "a core each are hardly more efficient than that here"
+        )
     return 0 if ok else 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,8 @@ from tfdist.strategies import REGISTRY
 # Importing an engine on a cold disk, or its first step, may take a minute; silence beyond this is
 # a hang.
 _PROBE_TIMEOUT_S = 180.0
+
+_THREADS_OF_NUMPY = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 _TENSORFLOW = f"Run pip install {ASKED}"
 
@@ -166,6 +169,27 @@ def probe(engine: Engine, *, run: bool) -> Finding:
     if failure is not None:
         finding.problem, finding.mend = failure, engine.mend
     return finding
+
+
+def cores_at_once() -> tuple[int, float] | None:
+    """Returns how many cores there are, and what each does at once with all, of what it does alone.
+
+    It takes 10 to 20 s. None where there is one core, or processes cannot be bound.
+    """
+    found: list[tuple[int, float]] = []
+    job = local.job(
+        [sys.executable, "-m", "tfdist.launch.cores_at_once"],
+        environ=os.environ | dict.fromkeys(_THREADS_OF_NUMPY, "1"),
+        stall_timeout_s=_PROBE_TIMEOUT_S,
+    )
+    supervisor.run(
+        job,
+        on_line=lambda rank, stream, text: None,
+        on_event=lambda rank, event: (
+            found.append((event["count"], event["at_once"])) if event["event"] == "cores" else None
+        ),
+    )
+    return found[0] if found else None
 
 
 def _is_of_keras_2(engine: Engine) -> bool:

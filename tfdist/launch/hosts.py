@@ -70,7 +70,7 @@ def check_slots(workers: int, hosts: list[Host]) -> None:
 
 def physical_cores() -> int:
     """Returns the number of cores that this process may use, hyper-threads counted once."""
-    return len(_cores()) or os.cpu_count() or 1
+    return len(cores_here()) or os.cpu_count() or 1
 
 
 def shares(ranks: int) -> list[list[int]]:
@@ -78,13 +78,13 @@ def shares(ranks: int) -> list[list[int]]:
 
     Empty where there is not a core for each, and where this system cannot bind processes.
     """
-    cores = _cores()
+    cores = cores_here()
     each = len(cores) // ranks
     parts = [cores[rank * each : (rank + 1) * each] for rank in range(ranks)] if each else []
     return [sorted(cpu for core in part for cpu in core) for part in parts]
 
 
-def _cores() -> list[list[int]]:
+def cores_here() -> list[list[int]]:
     """Returns the CPUs of each core that this process may use; none where it cannot be told."""
     if not hasattr(os, "sched_getaffinity"):
         return []
