@@ -367,6 +367,19 @@ def refusals_are_one_line(strategy, folder):
     def of_odd_batches():
         return keras.Sequential([keras.Input((5,), batch_size=5), layers.Dense(3)])
 
+    class CountsItself(layers.Layer):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.seen = keras.metrics.Mean(name="seen")
+
+        def call(self, x):
+            self.seen.update_state(tf.reduce_mean(x))
+            return x
+
+    def with_updated_metric():
+        counts = CountsItself(name="counts")
+        return keras.Sequential([keras.Input((5,)), counts, layers.Dense(3)])
+
     x, y = data()
     names = np.array(["ape", "bee", "cat"])[y]
     texts = tf.data.Dataset.from_tensor_slices((x, names)).batch(8)
@@ -405,9 +418,10 @@ def refusals_are_one_line(strategy, folder):
             read = getattr(strategy.build(lengths), method)
             tried.append((DataError, functools.partial(read, uneven.batch(5)), "padded_batch"))
     if strategy.name == "mirrored":
-        tried.append(
-            (ModelError, lambda: strategy.build(of_odd_batches), "batch_size=5 and 2 replicas")
-        )
+        tried += [
+            (ModelError, lambda: strategy.build(of_odd_batches), "batch_size=5 and 2 replicas"),
+            (ModelError, lambda: strategy.build(with_updated_metric), "found layer 'counts'"),
+        ]
     for kind, attempt, words in tried:
         if strategy.num_replicas == 1 and words == "stateful":
             continue

@@ -18,6 +18,8 @@ _RULE = (
 )
 # Keras' words.
 _ROWS_OF_INPUT = re.compile(r"`batch_size` argument \((\d+)\) must be .* replicas \((\d+)\)")
+_UPDATED_METRIC = "SyncOnReadVariable does not support"
+_CALLED = re.compile(r'when calling layer [\'"]([^\'"]+)')
 _MEND = "Make it with stateful=False, or use strategy 'single'"
 
 
@@ -45,7 +47,8 @@ def explained(strategy_name: str) -> Iterator[None]:
 
     Raises:
         ModelError: the model has a layer that keeps its state from batch to batch, or metrics that
-            were made outside, or an input with a number of rows that replicas cannot divide.
+            were made outside, an input with a number of rows that replicas cannot divide, or a
+            layer that updates a metric.
     """
     try:
         yield
@@ -62,6 +65,15 @@ def explained(strategy_name: str) -> Iterator[None]:
                 "Keras divides it",
                 received=f"batch_size={found[1]} and {found[2]} replicas",
                 mend="Leave batch_size out of keras.Input",
+            ) from error
+        if _UPDATED_METRIC in str(error):
+            layer = _CALLED.search(str(error))
+            raise ModelError(
+                "a layer of a functional model must not update a metric in its call, which "
+                "TensorFlow refuses on several replicas while the model is made",
+                received=f"layer '{layer[1]}'" if layer else "such a layer",
+                mend="Write self.add_metric(value, name=...) there, or make the model as a class "
+                "of your own",
             ) from error
         if "Stateful RNNs" not in str(error):
             raise
