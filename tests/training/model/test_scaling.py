@@ -73,6 +73,16 @@ def test_callbacks_that_set_the_rate_still_work_after_the_warm_up():
     np.testing.assert_allclose(history["learning_rate"], [0.1, 0.1, 0.01, 0.001], rtol=1e-5)
 
 
+def test_a_rate_that_is_set_within_the_warm_up_is_told_to_have_no_effect(capsys):
+    alone = strategy("single", warmup_epochs=3)
+    feed = alone.dataset((X, Y), global_batch_size=2)
+    falling = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 * 0.5**epoch)
+    for callbacks, told in (([falling], 1), ([], 0)):
+        model = alone.build(lambda: model_with(keras.optimizers.SGD(0.1)))
+        model.fit(feed, epochs=2, callbacks=callbacks, verbose=0)
+        assert capsys.readouterr().out.count("the learning rate was set to 0.05 within") == told
+
+
 def test_a_new_compile_brings_its_own_rate():
     alone = strategy("single", warmup_epochs=1)
     model = alone.build(lambda: model_with(keras.optimizers.SGD(0.1)))

@@ -79,8 +79,9 @@ class Preparation:
         with self._binding.begun_slots(restores=restores, in_parts=in_parts):
             start = self._begin_alike(feed, callbacks, begun_at)
         if self.scale is not None:
-            self.scale.prepare(model.optimizer, feed.steps_per_epoch)
-            if self._collective.is_chief and begun_at is None:
+            tells = self._collective.is_chief and begun_at is None
+            self.scale.prepare(model.optimizer, feed.steps_per_epoch, tells=tells)
+            if tells:
                 print(f"tfdist: {self._scaling.describe()}", flush=True)
         return start
 

@@ -87,7 +87,8 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
     """Applies a ``Scaling`` to an optimizer. One object serves all fits of a model.
 
     A schedule is wrapped. A fixed rate is set in each step of the warm-up and left alone after
-    it, so callbacks that set the rate still work, and so does a rate restored by a checkpoint.
+    it, so callbacks that set the rate still work, and so does a rate restored by a checkpoint. A
+    line tells whoever sets it within the warm-up.
     """
 
     def __init__(self, scaling: Scaling, optimizer: tf.keras.optimizers.Optimizer):
@@ -95,6 +96,8 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         self._scaling = scaling
         self._steps_per_epoch = 0
         self._is_climbing = False
+        self._tells = False
+        self._last_rate: float | None = None  # That a step of this fit's warm-up was given.
         self._read(optimizer)
 
     def _read(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
@@ -102,8 +105,15 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         self._schedule = _schedule_of(optimizer)
         self._base_rate = None if self._schedule else float(_value(optimizer.learning_rate))
 
-    def prepare(self, optimizer: tf.keras.optimizers.Optimizer, steps_per_epoch: int) -> None:
-        """Must be called before the train step is traced."""
+    def prepare(
+        self, optimizer: tf.keras.optimizers.Optimizer, steps_per_epoch: int, *, tells: bool = False
+    ) -> None:
+        """Must be called before the train step is traced.
+
+        Args:
+            tells: whether this process is the one that warns.
+        """
+        self._tells, self._last_rate = tells, None  # A checkpoint may have restored another one.
         is_other_schedule = _schedule_of(optimizer) not in (None, self._schedule)
         if optimizer is not self._optimizer or is_other_schedule:
             self._read(optimizer)
@@ -121,8 +131,21 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         step = int(_value(optimizer.iterations))
         self._is_climbing = step <= self._scaling.warmup_epochs * self._steps_per_epoch
         if self._is_climbing:
+            self._tell_of_others(optimizer)
             multiplier = float(self._scaling.multiplier(step, self._steps_per_epoch))
             optimizer.learning_rate = self._base_rate * multiplier
+            self._last_rate = float(_value(optimizer.learning_rate))
+
+    def _tell_of_others(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
+        found = float(_value(optimizer.learning_rate))
+        if self._tells and self._last_rate not in (None, found):
+            self._tells = False
+            print(
+                f"tfdist: warning: the learning rate was set to {found:g} within the warm-up of "
+                f"{self._scaling.warmup_epochs:g} epochs, which sets it anew in each step, so that "
+                "this one has no effect. Leave warmup_epochs out, or give the optimizer a schedule",
+                flush=True,
+            )
 
 
 class EffectiveLearningRate(tf.keras.callbacks.Callback):
