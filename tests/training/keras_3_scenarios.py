@@ -18,8 +18,9 @@ from one_device import each_replica_drops_its_own, equals_one_device, pair
 from scenarios import scenario
 from tensorflow import keras
 
-sys.path.append(str(Path(__file__).parent))
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parent / "steps")]
 import own_steps_scenarios
+import test_row_probe_steps
 from options_scenarios import given
 
 import tfdist
@@ -293,6 +294,12 @@ def several_optimizers(strategy, folder):
         own_steps_scenarios.two_optimizers(strategy, folder)
         own_steps_scenarios.all_optimizers_are_resumed(strategy, folder)
     assert "some steps alone" not in out.getvalue()
+
+
+@scenario("single")
+def a_train_step_is_tried_without_a_trace(strategy, folder):
+    for sharpens in (False, True):
+        test_row_probe_steps.test_a_step_is_tried_without_a_trace(sharpens)
 
 
 @scenario(long=True)

@@ -76,10 +76,9 @@ def _gradients(model: tf.keras.Model, batch: Any) -> np.ndarray:
         _Masked: a layer hands a mask on.
     """
     walk = Walk(model, loud_layers(model))
-    kept = [*model.weights, *custom_steps.states(model)]
     unbuilt = [metric for metric in model.metrics if not getattr(metric, "built", True)]
     with (
-        state_kept(model, kept),
+        state_kept(model, trained=True),
         walk.during(_unmasked),
         without_metrics(model),
         replaced_in(unbuilt, lambda _: dict, "result"),  # Keras 3 has none of them.
