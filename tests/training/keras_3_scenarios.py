@@ -302,6 +302,29 @@ def a_train_step_is_tried_without_a_trace(strategy, folder):
         test_row_probe_steps.test_a_step_is_tried_without_a_trace(sharpens)
 
 
+class CountsSteps(layers.Layer):
+    def build(self, shape):
+        kind = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        self.steps = tf.Variable(0, trainable=False, aggregation=kind)  # Keras counts it nowhere.
+
+    def call(self, x, training=None):
+        if training:
+            self.steps.assign_add(1)
+        return x
+
+
+@scenario("mirrored")
+def trials_leave_no_trace_in_a_variable_of_a_layer(strategy, folder):
+    def model_fn():
+        model = keras.Sequential([keras.Input((6,)), CountsSteps(), layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    model = strategy.build(model_fn)
+    model.fit(strategy.dataset((X, Y[:, None]), global_batch_size=GLOBAL_BATCH_SIZE), verbose=0)
+    assert int(model.layers[0].steps.numpy()) == -(-ROWS // GLOBAL_BATCH_SIZE)
+
+
 @scenario(long=True)
 def executions_of_several_steps(strategy, folder):
     check_exact(strategy, lambda: mlp(steps_per_execution=5))
