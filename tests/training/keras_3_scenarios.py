@@ -313,6 +313,36 @@ class CountsSteps(layers.Layer):
         return x
 
 
+class RunningMean(layers.Layer):
+    """Keeps it in a variable of TensorFlow's, which can say how replicas share it."""
+
+    def build(self, shape):
+        self.mean = tf.Variable(
+            tf.zeros(shape[1:]),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
+
+    def call(self, x, training=None):
+        mean = tf.convert_to_tensor(self.mean)
+        if training:
+            self.mean.assign(0.9 * mean + 0.1 * tf.reduce_mean(x, 0))
+        return x - mean
+
+
+@scenario("mirrored", "horovod")
+def a_running_mean_in_a_variable_of_a_layer_is_of_all_rows(strategy, folder):
+    def model_fn():
+        model = keras.Sequential([keras.Input((6,)), RunningMean(), layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    model, reference = equals_one_device(strategy, model_fn, (X, Y[:, None]))
+    expected = reference.layers[0].mean.numpy()
+    np.testing.assert_allclose(model.layers[0].mean.numpy(), expected, atol=1e-5)
+
+
 @scenario("mirrored")
 def trials_leave_no_trace_in_a_variable_of_a_layer(strategy, folder):
     def model_fn():

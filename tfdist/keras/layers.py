@@ -46,6 +46,16 @@ def variables_in(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
     return [weight for weight in weights if isinstance(weight, tf.Variable)]
 
 
+def held_by(layer: tf.keras.layers.Layer, kind: type) -> list[Any]:
+    """Returns what of a kind a layer has for itself: Keras 3 knows of no tf.Variable there."""
+    found = []
+    for value in vars(layer).values():
+        each = value.values() if isinstance(value, dict) else value
+        items = each if isinstance(value, (dict, list, tuple)) else [value]
+        found += [item for item in items if isinstance(item, kind)]
+    return found
+
+
 def vocabularies_in(model: tf.keras.Model) -> list[Any]:
     """Returns what holds the words that each lookup layer of ``model`` has adapted to.
 

@@ -200,7 +200,9 @@ class Preparation:
             held = self._binding.engine.weights
             weights = keras.layers.variables_in(model) if held is None else held()
             variables = self._binding.held([*weights, *optimizer_state])
-            self._collective.broadcast([*variables, *rates, *seeds, *scale])
+            moved = [each.variable for each in self._binding.moved]
+            all_of_them = [*variables, *rates, *seeds, *scale, *moved]
+            self._collective.broadcast(list({id(v): v for v in all_of_them}.values()))
             follow_variables(model)
             check_vocabularies(model, self._collective)
         return start

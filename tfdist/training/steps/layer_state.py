@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.keras import VARIABLE
 from tfdist.errors import ModelError
-from tfdist.keras.layers import CAN_SAY_AGGREGATION, layers_in
+from tfdist.keras.layers import CAN_SAY_AGGREGATION, held_by, layers_in
 from tfdist.keras.tensors import raw
 from tfdist.training.engine.metrics import state_of
 from tfdist.training.steps.row_probe_layers import Walk, own_layers
@@ -130,9 +129,13 @@ def _owned(model: tf.keras.Model) -> dict[int, list[tf.Variable]]:
     owned = {}
     for layer in own_layers(model):
         inner = {id(v) for each in layers_in(layer)[1:] for v in each.weights}
-        variables = [raw(v) for v in layer.non_trainable_weights if id(v) not in inner]
+        inner |= {id(weight) for weight in layer.trainable_weights}
+        known = [*layer.non_trainable_weights, *held_by(layer, tf.Variable)]
+        variables = {id(raw(v)): raw(v) for v in known if id(v) not in inner}
         owned[id(layer)] = [
-            v for v in variables if isinstance(v, tf.Variable) and v.ref() not in of_metrics
+            v
+            for v in variables.values()
+            if isinstance(v, tf.Variable) and v.ref() not in of_metrics
         ]
     return owned
 
@@ -190,9 +193,7 @@ def refuse_without_way(moved: Sequence[Moved]) -> None:
         raise ModelError(
             "a variable that a layer changes in a step must say how replicas share it",
             received=f"{each} with aggregation={given.name}",
-            mend=f"Make it with {way}"
-            if CAN_SAY_AGGREGATION
-            else f"Set {VARIABLE}=1, or use strategy 'horovod'",
+            mend=f"Make it {'' if CAN_SAY_AGGREGATION else 'a tf.Variable '}with {way}",
         )
 
 

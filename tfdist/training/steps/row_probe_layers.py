@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import is_keras
-from tfdist.keras.layers import called_in, layers_in, seeds_in
+from tfdist.keras.layers import called_in, held_by, layers_in, seeds_in
 from tfdist.keras.tensors import all_raw
 from tfdist.training.engine.binding import held_of
 from tfdist.training.layers.losses import own_functions
@@ -176,7 +176,9 @@ class Walk:
 def state_kept(model: tf.keras.Model, *, trained: bool = False) -> Iterator[None]:
     """Gives statistics, counters and seeds back what they were; ``trained``: weights, too."""
     state = [*(model.weights if trained else model.non_trainable_weights), *seeds_in(model)]
-    state += [variable for layer in layers_in(model) for variable in _variables_of(layer)]
+    for layer in layers_in(model):
+        state += held_by(layer, tf.Variable)
+        state += [generator.state for generator in held_by(layer, tf.random.Generator)]
     state = all_raw(held_of(model, state))  # What replicas divide is changed by no call.
     left_out = set() if trained else {id(v) for v in all_raw(model.trainable_weights)}
     found = {id(v): v for v in state if isinstance(v, tf.Variable) and id(v) not in left_out}
@@ -186,16 +188,6 @@ def state_kept(model: tf.keras.Model, *, trained: bool = False) -> Iterator[None
     finally:
         for variable, value in zip(found.values(), before, strict=True):
             variable.assign(value)
-
-
-def _variables_of(layer: Any) -> Iterator[tf.Variable]:
-    """Yields the variables of TensorFlow's that are a layer's own, which Keras may not know."""
-    for value in vars(layer).values():
-        each = value.values() if isinstance(value, dict) else value
-        for item in each if isinstance(value, (dict, list, tuple)) else [value]:
-            held = item.state if isinstance(item, tf.random.Generator) else item
-            if isinstance(held, tf.Variable):
-                yield held
 
 
 def _has_rows(whole: Any, of_part: Any, part: slice) -> bool:
