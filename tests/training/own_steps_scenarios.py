@@ -527,6 +527,11 @@ class MakesOthers(keras.Model):
 @scenario
 def a_gradient_that_is_none_of_the_batch_is_told_once(strategy, folder):
     by_trial = "the gradient of train_step is no mean over the rows"
+    of_graph = {  # Which is all that multi_worker has.
+        "clips": "makes of its gradients what is no mean over the rows",
+        "sums": "the loss of a train_step of one's own is no mean over the rows",
+        "sharpens": None,
+    }
     for how, told in {
         "takes it": None,
         "draws": None,
@@ -535,6 +540,7 @@ def a_gradient_that_is_none_of_the_batch_is_told_once(strategy, folder):
         "sharpens": by_trial,
         "draws and clips": "makes of its gradients what is no mean over the rows",
         "draws and sums": "the loss of a train_step of one's own is no mean over the rows",
+        **(of_graph if strategy.name == "multi_worker" else {}),
     }.items():
 
         def model_fn(how=how):

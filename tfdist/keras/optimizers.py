@@ -191,7 +191,7 @@ class _Reduction:
         return pairs if self.num_summed else self._of_keras(pairs)
 
 
-def applied(optimizer: Any, args: tuple, options: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+def given_to(optimizer: Any, args: tuple, options: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     """Returns the gradients and variables of a call of the last method of ``APPLIES``."""
     if not IS_KERAS_3:
         given = args[0] if args else options["grads_and_vars"]
@@ -199,11 +199,16 @@ def applied(optimizer: Any, args: tuple, options: dict[str, Any]) -> tuple[list[
         return list(gradients), list(variables)
     gradients = args[0] if args else options["grads"]
     variables = args[1] if len(args) > 1 else options.get("trainable_variables")
-    if variables is None:
-        return list(gradients), list(optimizer._trainable_variables)
-    with tf.init_scope():  # Slots are made outside of the step, as those of Keras 2 are.
-        build(optimizer, variables)
-    return list(gradients), list(variables)
+    return list(gradients), list(optimizer._trainable_variables if variables is None else variables)
+
+
+def applied(optimizer: Any, args: tuple, options: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Does as ``given_to``, and makes slots outside of the step, as those of Keras 2 are."""
+    gradients, variables = given_to(optimizer, args, options)
+    if IS_KERAS_3:
+        with tf.init_scope():
+            build(optimizer, variables)
+    return gradients, variables
 
 
 def rate_of_last_step(optimizer: Any) -> Any:

@@ -44,6 +44,8 @@ def parted(model: tf.keras.Model, batch: Any, parts: Sequence[slice]) -> bool:
         batch: as ``train_step`` takes it, tensors [rows, ...].
         parts: of its rows, each row in one of them.
     """
+    if isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return False  # Metrics that the step makes would be of this worker alone.
     used = losses.own_functions(model, tf.keras.Model)
     if "train_step" not in used or any(_COUNTS_ALL & names for names in used.values()):
         return False
@@ -102,7 +104,7 @@ def _caught(optimizers: Sequence[Any]) -> Iterator[list[Any]]:
 
     def catching(optimizer: Any) -> Any:
         def catch(*args: Any, **options: Any) -> None:
-            pairs = zip(*keras.optimizers.applied(optimizer, args, options), strict=True)
+            pairs = zip(*keras.optimizers.given_to(optimizer, args, options), strict=True)
             given.extend(
                 gradient
                 for gradient, variable in pairs
