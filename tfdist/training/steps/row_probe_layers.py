@@ -112,14 +112,18 @@ class Walk:
 
     def run(self, x: Any, taken: Callable[[Any, int, Any], Any]) -> Any:
         """Calls the model; what a layer gives goes through ``taken(layer, call, outputs)``."""
-        with self.during(taken):
+        with state_kept(self._model), self.during(taken):
             return self._model(x, training=False)
 
     @contextlib.contextmanager
     def during(self, taken: Callable[[Any, int, Any], Any]) -> Iterator[None]:
-        """Encloses calls of the model, or of layers in it; ``taken``: of ``run``."""
+        """Encloses calls of the model, or of layers in it, which may move its state.
+
+        Args:
+            taken: of ``run``.
+        """
         self._calls.clear()
-        with state_kept(self._model), self._calls_replaced(taken):
+        with self._calls_replaced(taken):
             yield
 
     def record(self, layer: Any, call: int, outputs: Any) -> Any:
