@@ -35,7 +35,7 @@ test-all: setup
 quick: lint
 	@$(PYTEST) -n 0 $(QUICK_TESTS)
 TRUST := tests/faults/test_trust.py::test_
-QUICK_TESTS := tests/test_layers.py tests/test_errors.py tests/tools/test_house.py \
+QUICK_TESTS := tests/test_layers.py tests/test_errors.py tests/test_names.py tests/tools/test_house.py \
 	tests/test_types.py::test_a_type_checker_knows_every_name_and_no_other \
 	$(TRUST)nothing_from_a_disk_is_unpickled $(TRUST)no_source_asks_for_a_shell \
 	$(TRUST)the_one_that_reads_pickles_of_others_finds_only_its_own \

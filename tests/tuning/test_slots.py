@@ -11,7 +11,7 @@ from tfdist.tuning.slots import Slot, divided
 
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch):
-    monkeypatch.setattr(hosts, "_cores", lambda: [[0, 4], [1, 5], [2, 6], [3, 7]])
+    monkeypatch.setattr(hosts, "cores_here", lambda: [[0, 4], [1, 5], [2, 6], [3, 7]])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
 
 
