@@ -139,6 +139,12 @@ def compiled_metrics(model: tf.keras.Model) -> list[Any]:
     return [] if model._compile_metrics is None else model._compile_metrics.metrics
 
 
+def compiled_as_one(model: tf.keras.Model) -> list[Any]:
+    """Returns what tells all compiled metrics, and makes them, where Keras does not list it."""
+    container = None if IS_KERAS_3 else model.compiled_metrics
+    return [] if container is None else [container]
+
+
 def metrics_by_output(model: tf.keras.Model, names: Sequence[str]) -> list[list[Any]]:
     """Returns the compiled metrics of each output, in the order of the flat outputs.
 

@@ -137,8 +137,8 @@ class DataParallel(Strategy):
     def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
         from tfdist.keras.layers import is_built
         from tfdist.training.model.deferred_build import build_with_first_data
+        from tfdist.training.model.made_in_scope import explained
         from tfdist.training.model.precision import policy
-        from tfdist.training.model.stateful_rnn import explained
 
         with policy(self.precision), explained(self.name):
             model = self.make_model(model_fn)

@@ -14,7 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.keras.layers import called_in, layers_in
-from tfdist.keras.losses import compiled_loss, compute_loss, loss_anew, other_compiled_loss
+from tfdist.keras.losses import (
+    compiled_as_one,
+    compiled_loss,
+    compute_loss,
+    loss_anew,
+    other_compiled_loss,
+)
 from tfdist.training.layers import loss_masks, randomness
 from tfdist.training.layers.losses import AsOnOneDevice, has_own_compute_loss, is_sum
 from tfdist.training.steps import custom_steps, row_probe_layers
@@ -199,13 +205,14 @@ def _flat(tape: tf.GradientTape, loss: tf.Tensor, model: tf.keras.Model) -> np.n
 
 @contextlib.contextmanager
 def without_metrics(model: tf.keras.Model) -> Iterator[None]:
-    """Encloses a call of ``compute_loss`` that leaves no trace in a metric."""
+    """Encloses a call of ``compute_loss`` that leaves no trace in a metric, and makes none."""
     compiled = compiled_loss(model)
     keras = compiled.whole if isinstance(compiled, AsOnOneDevice) else compiled
     anew = None if keras is None else loss_anew(keras, getattr(model, "output_names", None))
     with (
         other_compiled_loss(model, anew),
         replaced_in(model.metrics, lambda _: lambda *args, **options: None),
+        replaced_in(compiled_as_one(model), lambda _: lambda *args, **options: None),
     ):
         yield
 

@@ -44,11 +44,6 @@ def parted(model: tf.keras.Model, batch: Any, parts: Sequence[slice]) -> bool:
         batch: as ``train_step`` takes it, tensors [rows, ...].
         parts: of its rows, each row in one of them.
     """
-    of_tensorflow = model.distribute_strategy.num_replicas_in_sync > 1
-    if of_tensorflow and [each for each in keras.losses.listed_metrics(model) if each is not None]:
-        return False  # Metrics that the step makes would not be those of all replicas.
-    if isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return False
     used = losses.own_functions(model, tf.keras.Model)
     if "train_step" not in used or any(_COUNTS_ALL & names for names in used.values()):
         return False
