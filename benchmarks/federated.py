@@ -1,7 +1,7 @@
 """Rounds of federated averaging: tfdist against TFF by hand, as tuned and as in TFF's tutorial.
 
-All run in turn in one process, each on a worker of its own. Flower's simulation of the same work
-runs in an environment of its own, made below .cache.
+All run in turn in one process, each on a worker of its own. The simulations of the same work by
+Flower and by pfl-research run in environments of their own, made below .cache.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks import apart
+from benchmarks.programs.convnet import convnet
 from tfdist.strategies.federated.engine import import_tff
 from tfdist.strategies.federated.sampling import Sampler
 
 _TARGETS_TUNED = {"10 clients": 1.0, "50 clients": 2.0}
-_TARGET_TUTORIAL, _TARGET_FLOWER = 2.5, 1.0
+_TARGET_TUTORIAL, _TARGET_OTHERS = 2.5, 1.0
 _RECORDS, _RATE = 32, 0.02
 _TIMEOUT_S = 1200
-_FLOWER = ("flwr[simulation]==1.8.0", "tensorflow-cpu==2.14.1")
-_FLOWER_ROUNDS = 4
+_OTHERS = {  # Their programs, and what these need.
+    "Flower": ("flower", ("flwr[simulation]==1.8.0", "tensorflow-cpu==2.18.1", "tf-keras==2.18.0")),
+    "pfl-research": ("pfl", ("pfl[tf]==0.6.0", "tensorflow-cpu==2.21.0", "tf-keras==2.21.0")),
+}
+_ROUNDS_OF_OTHERS = 6
 
 
 def run(quick: bool = False) -> list[dict]:
@@ -54,38 +58,65 @@ class Work:
     """Clients and what a round of them trains.
 
     Attributes:
-        records: x and y of each client.
+        x, y: what clients take their records from.
+        starts, sizes: of the records of each client.
         cohort: clients of a round, drawn anew in each.
     """
 
     name: str
-    records: Sequence[tuple[np.ndarray, np.ndarray]]
+    x: np.ndarray
+    y: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
     cohort: int
     batch_size: int = 16
-    make_model: Callable[[], Any]
+    blocks: Sequence[Any] = ((16,), (32,))
+
+    def make_model(self) -> Any:
+        """Returns a convnet, not compiled."""
+        from tensorflow import keras
+
+        return convnet(keras, self.x.shape[1:], self.blocks)
+
+    @property
+    def records(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """x and y of each client."""
+        ends = self.starts + self.sizes
+        return [(self.x[a:b], self.y[a:b]) for a, b in zip(self.starts, ends, strict=True)]
 
 
-def clients(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns x, float32 [number, 32, 28, 28, 1], and y, int64 [number, 32]."""
+def _generated(records: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    x = rng.random((number, _RECORDS, 28, 28, 1), dtype=np.float32)
-    return x, rng.integers(0, 10, (number, _RECORDS))
+    return rng.random((records, *shape), dtype=np.float32), rng.integers(0, 10, records)
 
 
 def _alike(number: int) -> Work:
-    records = list(zip(*clients(number), strict=True))
-    return Work(name=f"{number} clients", records=records, cohort=number, make_model=make_model)
+    x, y = _generated(number * _RECORDS, (28, 28, 1))
+    starts = np.arange(number) * _RECORDS
+    sizes = np.full(number, _RECORDS)
+    return Work(
+        name=f"{number} clients",
+        x=x,
+        y=y,
+        starts=starts,
+        sizes=sizes,
+        cohort=number,
+    )
 
 
-def _of_a_pool(
-    name: str, sizes: Sequence[int], shape: tuple[int, ...], batch_size: int, make: Any
-) -> Work:
+def _of_a_pool(name: str, sizes: np.ndarray, shape: tuple[int, ...], **options: Any) -> Work:
     """Returns a cohort of 50 clients, whose records are the first ones of the same images."""
-    rng = np.random.default_rng(0)
-    x = rng.random((max(sizes), *shape), dtype=np.float32)
-    y = rng.integers(0, 10, len(x))
-    records = [(x[:size], y[:size]) for size in sizes]
-    return Work(name=name, records=records, cohort=50, batch_size=batch_size, make_model=make)
+    x, y = _generated(max(sizes), shape)
+    starts = np.zeros_like(sizes)
+    return Work(
+        name=name,
+        x=x,
+        y=y,
+        starts=starts,
+        sizes=sizes,
+        cohort=50,
+        **options,
+    )
 
 
 def _works() -> list[Work]:
@@ -93,37 +124,15 @@ def _works() -> list[Work]:
     return [
         _alike(10),
         _alike(50),
-        _of_a_pool("50 of 1,000, CIFAR-10's shape", [50] * 1000, (32, 32, 3), 10, make_larger),
-        _of_a_pool("50 of 3,400 unequal", list(unequal), (28, 28, 1), 16, make_model),
+        _of_a_pool(
+            "50 of 1,000, CIFAR-10's shape",
+            np.full(1000, 50),
+            (32, 32, 3),
+            batch_size=10,
+            blocks=((32, 32), (64, 64), 128),
+        ),
+        _of_a_pool("50 of 3,400 unequal", unequal, (28, 28, 1)),
     ]
-
-
-def make_model() -> Any:
-    """Returns a small convnet, not compiled."""
-    return _convnet((28, 28, 1), (16,), (32,))
-
-
-def make_larger() -> Any:
-    """Returns a convnet for images of 32 x 32 in colours, not compiled."""
-    return _convnet((32, 32, 3), (32, 32), (64, 64), 128)
-
-
-def _convnet(shape: tuple[int, ...], *blocks: Any) -> Any:
-    from tensorflow import keras
-
-    layers = keras.layers
-    model = keras.Sequential([keras.Input(shape)])
-    for block in blocks:
-        if isinstance(block, int):
-            model.add(layers.Flatten())
-            model.add(layers.Dense(block, activation="relu"))
-            continue
-        for filters in block:
-            model.add(layers.Conv2D(filters, 3, activation="relu"))
-        model.add(layers.MaxPool2D())
-    model.add(layers.Flatten())
-    model.add(layers.Dense(10))
-    return model
 
 
 def _measure(quick: bool) -> list[dict]:
@@ -149,31 +158,44 @@ def _measure(quick: bool) -> list[dict]:
         rows.append(
             _row(f"{named}, TFF's tutorial", times["tutorial"], times["tfdist"], _TARGET_TUTORIAL)
         )
-        if work.name in _TARGETS_TUNED:
-            flower = _flower_seconds(*clients(work.cohort))
-            # Not in turn with the others: Flower's processes run in an environment of their own.
-            ours = [statistics.median(times["tfdist"])] * len(flower)
-            rows.append(_row(f"{named}, Flower", flower, ours, _TARGET_FLOWER))
+        for other in () if quick else _OTHERS:
+            theirs = _seconds_of(other, work)
+            # Not in turn with ours: their processes run in environments of their own.
+            ours = [statistics.median(times["tfdist"])] * len(theirs)
+            rows.append(_row(f"{named}, {other}", theirs, ours, _TARGET_OTHERS))
     return rows
 
 
-def _flower_seconds(x: np.ndarray, y: np.ndarray) -> list[float]:
-    """Returns the seconds of Flower's rounds of the same work, the first left out."""
-    python = apart.python_with("flower", *_FLOWER)
-    program = Path(__file__).parent / "programs" / "flower_rounds.py"
+def _seconds_of(other: str, work: Work) -> list[float]:
+    """Returns the seconds of another simulation's rounds of the same work, the first left out."""
+    program, packages = _OTHERS[other]
+    python = apart.python_with(program, *packages)
     with tempfile.TemporaryDirectory() as folder:
-        given, out = Path(folder) / "given.npz", Path(folder) / "seconds.json"
-        np.savez(given, x=x, y=y, batch_size=16, learning_rate=_RATE, rounds=_FLOWER_ROUNDS)
+        given, out, log = (Path(folder) / name for name in ("given.npz", "seconds.json", "log"))
+        np.savez(
+            given,
+            x=work.x,
+            y=work.y,
+            starts=work.starts,
+            sizes=work.sizes,
+            blocks=json.dumps(work.blocks),
+            cohort=work.cohort,
+            batch_size=work.batch_size,
+            learning_rate=_RATE,
+            rounds=_ROUNDS_OF_OTHERS,
+        )
         clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        subprocess.run(
-            [python, program, given, out],
+        done = subprocess.run(
+            [python, Path(__file__).parent / "programs" / f"{program}_rounds.py", given, out],
             env=clean,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=log.open("wb"),  # No pipe, which Ray's processes would hold.
             timeout=_TIMEOUT_S / 2,
-            check=True,
+            check=False,
         )
+        if done.returncode:
+            raise RuntimeError(log.read_text(errors="replace")[-2000:])
         return json.loads(out.read_text())
 
 

@@ -1,7 +1,8 @@
 """Rounds of federated averaging in Flower's simulation: python flower_rounds.py IN_NPZ OUT_JSON.
 
-Runs in Flower's own environment, so it imports nothing of this project. IN_NPZ: x, y of all
-clients, batch_size, learning_rate, rounds.
+Runs in Flower's own environment, so it imports nothing of this project. IN_NPZ: x, y; starts, sizes
+of the clients' records in them; blocks of the convnet as JSON, cohort, batch_size, learning_rate,
+rounds.
 """
 
 from __future__ import annotations
@@ -12,36 +13,25 @@ import sys
 import time
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1"}
 
 import flwr
 import numpy as np
+from convnet import convnet
 
 
-def make_model(rate: float):
+def make_model(shape, blocks, rate: float):
     from tensorflow import keras
 
-    layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((28, 28, 1)),
-            layers.Conv2D(16, 3, activation="relu"),
-            layers.MaxPool2D(),
-            layers.Conv2D(32, 3, activation="relu"),
-            layers.MaxPool2D(),
-            layers.Flatten(),
-            layers.Dense(10),
-        ]
-    )
+    model = convnet(keras, shape, blocks)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(rate), loss, metrics=["accuracy"])
     return model
 
 
 class Client(flwr.client.NumPyClient):
-    def __init__(self, x, y, batch_size, rate):
-        self._x, self._y, self._batch_size = x, y, batch_size
-        self._model = make_model(rate)
+    def __init__(self, x, y, batch_size, model):
+        self._x, self._y, self._batch_size, self._model = x, y, batch_size, model
 
     def fit(self, parameters, config):
         self._model.set_weights(parameters)
@@ -63,18 +53,25 @@ class Timed(flwr.server.strategy.FedAvg):
 
 def main(data: str, out: str) -> None:
     given = np.load(data, allow_pickle=False)
-    x, y, number = given["x"], given["y"], len(given["x"])
-    batch_size, rate = int(given["batch_size"]), float(given["learning_rate"])
+    x, y, starts, sizes = (given[name] for name in ("x", "y", "starts", "sizes"))
+    number, cohort, batch_size = len(sizes), int(given["cohort"]), int(given["batch_size"])
+    model = x.shape[1:], json.loads(str(given["blocks"])), float(given["learning_rate"])
+
+    def client_of(cid: str) -> flwr.client.Client:
+        rows = slice(starts[int(cid)], starts[int(cid)] + sizes[int(cid)])
+        return Client(x[rows], y[rows], batch_size, make_model(*model)).to_client()
+
+    weights = make_model(*model).get_weights()
     strategy = Timed(
-        fraction_fit=1.0,
+        fraction_fit=cohort / number,
         fraction_evaluate=0.0,
-        min_fit_clients=number,
+        min_fit_clients=cohort,
         min_available_clients=number,
-        initial_parameters=flwr.common.ndarrays_to_parameters(make_model(rate).get_weights()),
+        initial_parameters=flwr.common.ndarrays_to_parameters(weights),
     )
     strategy.ends = []
     flwr.simulation.start_simulation(
-        client_fn=lambda cid: Client(x[int(cid)], y[int(cid)], batch_size, rate).to_client(),
+        client_fn=client_of,
         num_clients=number,
         config=flwr.server.ServerConfig(num_rounds=int(given["rounds"])),
         strategy=strategy,
