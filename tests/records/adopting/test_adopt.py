@@ -365,6 +365,28 @@ def test_files_without_records_are_left_out_and_said(tmp_path):
         adopt(tmp_path, tmp_path / "out")
 
 
+def test_gzip_files_that_were_put_together(tmp_path):
+    """TensorFlow reads on behind the first part, and so must whoever counts records."""
+    for name, numbers in (("a.gz", range(3)), ("b.gz", range(3, 5))):
+        write(tmp_path / name, [example(x=float(n), label=n) for n in numbers])
+    data = (tmp_path / "a.gz").read_bytes() + (tmp_path / "b.gz").read_bytes()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.tfrecord.gz").write_bytes(data)
+    assert adopt(tmp_path / "in").splits["train"].records == 5
+    assert batch(tmp_path / "in/train")[1].numpy().tolist() == [0, 1, 2, 3, 4]
+    (tmp_path / "in/a.tfrecord.gz").write_bytes(data + b"more")
+    with pytest.raises(CorruptShardError, match="the gzip stream is damaged"):
+        adopt(tmp_path / "in", tmp_path / "out")
+
+
+def test_numbers_that_are_not_finite_are_told(tmp_path):
+    values = [1.0, np.inf, np.nan]
+    write(tmp_path / "a.tfrecord", [example(x=[x, 2.0], label=0) for x in values])
+    notes = []
+    adopt(tmp_path, tell=notes.append)
+    assert "2 records have NaN or infinite values in 'x'" in notes
+
+
 def test_options_that_cannot_hold(tmp_path):
     write(tmp_path / "a.tfrecord", [example(x=[0.5, 1.0], label=-1)])
     with pytest.raises(DataError, match="first_class=-1"):

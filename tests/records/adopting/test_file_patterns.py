@@ -40,6 +40,16 @@ def test_splits_go_by_names(tmp_path, names, expected, notes):
         assert words in note
 
 
+def test_a_file_with_two_names(tmp_path):
+    """Its records would count twice."""
+    made(tmp_path, "a.tfrecord", "b.tfrecord")
+    (tmp_path / "c.tfrecord").symlink_to(tmp_path / "a.tfrecord")
+    for source in (tmp_path, tmp_path / "*.tfrecord"):
+        with pytest.raises(DataError, match=r"a\.tfrecord and c\.tfrecord, which are one file"):
+            find_files(source)
+    assert find_files(tmp_path / "[ab].tfrecord").names == ("a.tfrecord", "b.tfrecord")
+
+
 def test_a_dataset_names_its_splits_itself(tmp_path):
     files = made(
         tmp_path, "d-val.tfrecord-00000-of-00001", "d-unsupervised.tfrecord-00000-of-00001"

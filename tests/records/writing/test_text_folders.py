@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -61,8 +63,9 @@ def test_a_class_may_be_called_train(tmp_path):
 
 def test_encodings(tmp_path):
     fill(tmp_path, a__x="é".encode("cp1252"), a__y="é".encode("utf-16"), b__z="é")
+    fill(tmp_path, b__zz="\ufeff\ufeffé")
     columns = read_raw(tmp_path)
-    assert columns.block(np.arange(3))["text"] == ["é".encode()] * 3
+    assert columns.block(np.arange(4))["text"] == ["é".encode()] * 4
     assert len(columns.notes) == 1
     assert columns.notes[0].startswith("1 file is not UTF-8, but read as Western European")
 
@@ -75,6 +78,15 @@ def test_what_is_no_text_is_listed(tmp_path):
     assert columns.block(np.arange(1))["text"] == [b"x"]
     assert columns.notes[0].startswith("22 files are left out as bad")
     assert columns.left_out == {"unreadable text": 22}
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_no_text(tmp_path):
+    """Reading it would wait for a writer for ever."""
+    fill(tmp_path, a__x="1")
+    os.mkfifo(tmp_path / "a/y.txt")
+    with pytest.raises(DataError, match=r"a/y\.txt \(is no regular file\)"):
+        read_raw(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -485,8 +485,8 @@ def _schema(
         for name in names:
             item = described[name]
             notes += item.notes
-            if item.found.nans:
-                notes.append(f"{item.found.nans:,} records have NaN in '{name}'")
+            if count := item.found.unfinite:
+                notes.append(f"{count:,} records have NaN or infinite values in '{name}'")
             features.append(item.feature(role))
     earlier = {} if before is None else {f.name: f for f in before.schema.features}
     features = [_read_as_before(feature, earlier.get(feature.name)) for feature in features]

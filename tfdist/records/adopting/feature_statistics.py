@@ -34,7 +34,7 @@ class Found:
         texts: how many values are text.
         values: how many values there are.
         other: an image format that is not read, which was found.
-        nans: how many records have a NaN.
+        unfinite: how many records have a NaN or an infinite value.
         no_weight: (which of the records, its value) of the first that has one number which is below
             0, NaN or infinite; None where none has.
         binary: the number of bytes of all values; -1 where they differ.
@@ -53,7 +53,7 @@ class Found:
     texts: int = 0
     values: int = 0
     other: str | None = None
-    nans: int = 0
+    unfinite: int = 0
     no_weight: tuple[int, float] | None = None
     binary: int = 0
     example: str = ""
@@ -78,7 +78,7 @@ class Found:
                         self.class_counts = None
             elif values.kind == "float":
                 numbers = floats(record, values)
-                self.nans += any(number != number for number in numbers)
+                self.unfinite += not all(map(math.isfinite, numbers))
                 if length == 1:
                     self._take_number(numbers[0])
         if self.records == 1:
@@ -119,7 +119,7 @@ class Found:
             self.class_counts.update(other.class_counts)
         for head, number in other.heads.items():
             self._take_head(head, number)
-        self.nans += other.nans
+        self.unfinite += other.unfinite
         self.images += other.images
         self.texts += other.texts
         self.values += other.values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -65,6 +66,7 @@ def find_files(source: str | os.PathLike | Sequence[str | os.PathLike]) -> Files
         paths |= dict.fromkeys(found)
     folder = Path(os.path.commonpath([path.parent for path in paths]))
     names = sorted((path.relative_to(folder).as_posix() for path in paths), key=_by_number)
+    _check_once(folder, names)
     return Files(folder, tuple(names))
 
 
@@ -86,7 +88,23 @@ def _of_folder(folder: Path) -> Files:
             received=shown,
             mend="Give a pattern that they match: tfdist adopt 'FOLDER/*.data'",
         )
+    _check_once(folder, names)
     return Files(folder, tuple(sorted(names, key=_by_number)), tuple(sorted(aside)))
+
+
+def _check_once(folder: Path, names: Sequence[str]) -> None:
+    """Raises DataError for a file that has two of the names, as by a link."""
+    seen: dict[tuple[int, int], str] = {}
+    for name in sorted(names):
+        with contextlib.suppress(OSError):  # It is told when it is read.
+            found = os.stat(folder / name)
+            first = seen.setdefault((found.st_dev, found.st_ino), name)
+            if first != name:
+                raise DataError(
+                    f"each TFRecord file of {folder} must have one name, as its records count once",
+                    received=f"{first} and {name}, which are one file",
+                    mend="Remove the link, or give a pattern that one of them matches",
+                )
 
 
 def divide(

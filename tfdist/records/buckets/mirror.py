@@ -11,8 +11,8 @@ import functools
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path, PurePosixPath
 
 from crc32c import crc32c
 
@@ -75,8 +75,21 @@ class Mirror:
             DataError: one is missing, or not as it must be; those before it are in the folder.
         """
         progress = _Progress(self.url, sum(size or 0 for size in sizes.values()))
+        for name in sizes:
+            self._check_name(name, sizes)
         for name, size in sizes.items():
             self._fetch(name, below + name, size, (checksums or {}).get(name), progress)
+
+    def _check_name(self, name: str, names: Collection[str]) -> None:
+        """Raises DataError for an object that could be no file of its own in the folder."""
+        path = PurePosixPath(name)
+        is_plain = path.as_posix() == name and ".." not in path.parts and not path.is_absolute()
+        if not is_plain or any(parent.as_posix() in names for parent in path.parents):
+            raise DataError(
+                f"an object of {self.url} must have a plain name, and be below no other",
+                received=repr(name),
+                mend="Rename it in the bucket",
+            )
 
     def _fetch(
         self,
@@ -87,12 +100,6 @@ class Mirror:
         progress: Callable[[int], None],
     ) -> None:
         path = self.folder / name
-        if ".." in path.parts or name.startswith("/"):
-            raise DataError(
-                f"an object of {self.url} must have a plain name",
-                received=repr(name),
-                mend="Rename it in the bucket",
-            )
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{uuid.uuid4().hex}")
         try:

@@ -170,14 +170,15 @@ class ShardReader:
         if self._unzip is None:
             return self._pull()
         while self.broken is None:
-            data = self._unzip.unconsumed_tail or self._pull()
+            data = self._unzip.unconsumed_tail or self._unzip.unused_data or self._pull()
             if not data:
                 if not self._unzip.eof:
                     self.broken = "the gzip stream ends too early"
                 return b""
-            if self._unzip.eof:
-                self.broken = "bytes follow the end of the gzip stream"
-                return b""
+            if (
+                self._unzip.eof
+            ):  # Another one follows, as where files are put together: TF reads on.
+                self._unzip = zlib.decompressobj(_GZIP_WINDOW_BITS)
             try:
                 if plain := self._unzip.decompress(data, _UNZIPPED_BYTES):
                     return plain

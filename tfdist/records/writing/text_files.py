@@ -16,6 +16,8 @@ _ENCODINGS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+# Written once more by programs that take it for text.
+_MARK = "\ufeff"
 _CHUNK_BYTES = 1 << 20
 # Tables are packed to a twentieth; a bomb to a thousandth, the most that gzip can.
 _LARGEST_RATIO = 200
@@ -75,12 +77,12 @@ def decoded(data: bytes, path: Path) -> tuple[str, str | None]:
     marked = next((name for mark, name in _ENCODINGS.items() if data.startswith(mark)), None)
     try:
         if marked is not None:
-            return data.decode(marked), None
+            return data.decode(marked).lstrip(_MARK), None
         if b"\0" in data:
             raise DataError(
                 f"{path} must be text", received="bytes of value 0", mend="Save it as UTF-8"
             )
-        return data.decode("utf-8-sig"), None
+        return data.decode("utf-8").lstrip(_MARK), None
     except UnicodeDecodeError as error:
         if marked is not None:
             raise DataError(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tfdist.errors import DataError, spelt
 from tfdist.records.format.columns import Columns, from_arrays
-from tfdist.records.format.files import walk
+from tfdist.records.format.files import open_regular, walk
 from tfdist.records.format.splits import SPLITS, rows_of_splits, split_of_word
 from tfdist.records.format.text_and_ragged import as_classes, objects
 from tfdist.records.wording import left_out
@@ -137,9 +137,10 @@ def _read_class(folder: Path, split: str, found: _Found) -> None:
             found.foreign.append(path)
             continue
         try:
-            text, encoding = decoded(path.read_bytes(), path)
+            with open_regular(path) as file:
+                text, encoding = decoded(file.read(), path)
         except OSError as error:
-            found.bad.append(f"{folder.name}/{path.name} ({error.strerror})")
+            found.bad.append(f"{folder.name}/{path.name} ({error.strerror or error})")
             continue
         except DataError as error:
             found.bad.append(f"{folder.name}/{path.name} ({error.received})")

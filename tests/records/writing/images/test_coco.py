@@ -140,14 +140,38 @@ def test_what_does_not_fit_is_told_at_once(tmp_path):
         ("annotations", annotation(1, 1, [4, 4, -2, 2]), "annotation 1"),
         ("annotations", annotation(1, 1, [4, 4, 400, 2]), "annotation 1"),
         ("annotations", annotation(1, 1, [4, 4, 2, 2], crowd="0"), "annotation 1"),
+        ("annotations", annotation(1, 1, [10**400, 4, 2, 2]), "annotation 1"),
+        ("annotations", annotation(1, 1, [4, 4, 2, 2]) | {"id": 5}, "annotation 1"),
+        ("annotations", annotation(True, 1, [4, 4, 2, 2]), "annotation 1"),
     ],
 )
 def test_what_is_not_of_one_thing_alone(tmp_path, name, entry, told):
     """An id that comes twice would give boxes to another image, or another name."""
-    value = save(tmp_path, "train", 1, [annotation(3, 1, [0, 0, 4, 4])])
+    value = save(tmp_path, "train", 1, [annotation(3, 1, [0, 0, 4, 4]) | {"id": 5}])
     value[name] = [*value[name], entry]
     (tmp_path / "annotations" / "instances_train.json").write_text(json.dumps(value))
     with pytest.raises(
         DataError, match=rf"1 that are not: instances_train\.json: {told}\. Mend or"
     ):
+        opened(tmp_path)
+
+
+def test_categories_of_one_name(tmp_path):
+    """One may stand for a group of them; where boxes are of both, they are no one class."""
+    boxes = [annotation(1, 1, [0, 0, 4, 4]), annotation(2, 8, [0, 0, 4, 4])]
+    value = save(tmp_path, "train", 1, boxes[:1])
+    path = tmp_path / "annotations" / "instances_train.json"
+    value["categories"] = [*CATEGORIES, {"id": 8, "name": "person"}]
+    path.write_text(json.dumps(value))
+    assert opened(tmp_path).num_records == 3
+    path.write_text(json.dumps(value | {"annotations": boxes}))
+    with pytest.raises(DataError, match=r"each category with a name of its own.* annotation 1\."):
+        opened(tmp_path)
+
+
+def test_keys_that_come_twice(tmp_path):
+    value = save(tmp_path, "train", 1, [annotation(1, 1, [0, 0, 4, 4])])
+    text = json.dumps(value).replace('"bbox"', '"bbox": [1, 1, 1, 1], "bbox"')
+    (tmp_path / "annotations" / "instances_train.json").write_text(text)
+    with pytest.raises(DataError, match=r"instances_train\.json must be a JSON.*'bbox' twice"):
         opened(tmp_path)

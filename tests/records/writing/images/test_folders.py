@@ -33,6 +33,18 @@ def save_pixels(path, pixels, **options):
     return path
 
 
+def gray_png(width, *, bits, row):
+    """Returns a PNG of one row, of as many bits a pixel."""
+
+    def chunk(kind, data):
+        check = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + check
+
+    head = struct.pack(">IIBBBBB", width, 1, bits, 0, 0, 0, 0)
+    parts = chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(row)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
 def noise(height, width, channels=3, most=256):
     shape = (height, width, channels) if channels > 1 else (height, width)
     return RNG.integers(0, most, shape, np.uint8)
@@ -435,6 +447,19 @@ class TestLabels:
         assert "2 rows are left out without an image: line 4" in note(columns, "without an image")
         assert not any("no images" in text for text in columns.notes)
 
+    def test_two_columns_that_name_files(self, photos):
+        """Numbers of rows may be names of files too: whose labels they are is not guessed."""
+        for old, new in zip("abcd", "0123", strict=True):
+            (photos / f"{old}.png").rename(photos / f"{new}.png")
+        table = photos / "labels.csv"
+        rows = "".join(f"{n},{(n + 1) % 4}.png,{n}.5\n" for n in range(4))
+        table.write_text(f"id,picture,y\n{rows}")
+        with pytest.raises(DataError, match="'id' and, with their suffixes, 'picture'"):
+            opened(photos, labels="labels.csv")
+        table.write_text(f"number,picture,y\n{rows}")
+        columns = opened(photos, Asked(label="y"), labels="labels.csv")
+        np.testing.assert_array_equal(values(columns, "label"), [3.5, 0.5, 1.5, 2.5])
+
     def test_they_are_read_as_any_table(self, tmp_path):
         """One odd value among twenty is a mistake, unless all are said to be text."""
         for n in range(20):
@@ -576,6 +601,39 @@ class TestMasks:
             opened(photos, masks=masks)
         with pytest.raises(DataError, match="masks must name a folder"):
             opened(photos, masks=tmp_path / "nowhere")
+
+    def test_what_is_no_number_or_not_of_one_photo(self, tmp_path):
+        """Readers make grays of what has fewer bits: 1 of 0 to 15 is then 17."""
+        numbers = np.array([[0, 1, 2, 4]], np.int32)
+        for n in range(4):
+            save(tmp_path / f"photos/{n}.png", size=(4, 1))
+        save(tmp_path / "photos/3.bmp", size=(4, 1))
+        masks = tmp_path / "masks"
+        save_pixels(masks / "0.tif", numbers)
+        save_pixels(masks / "1.tif", numbers - 1)
+        (masks / "2.pgm").write_bytes(b"P5\n4 1\n4\n" + bytes([0, 1, 2, 4]))
+        (masks / "3.png").write_bytes(gray_png(4, bits=4, row=b"\0\x01\x24"))
+        with pytest.raises(DataError) as raised:
+            opened(tmp_path / "photos", masks=masks)
+        for part in (
+            "1.png: its mask: numbers from -1 to 3, not 0 to 65535",
+            "2.png: its mask: PPM of numbers up to 4, which are read as grays",
+            "3.bmp: has a mask, 3.png, that is of 3.bmp and 3.png",
+        ):
+            assert part in str(raised.value)
+        (tmp_path / "photos/3.bmp").unlink()
+        with pytest.raises(DataError, match=r"3\.png: its mask: PNG of grays of the kind L;4"):
+            opened(tmp_path / "photos", masks=masks)
+        columns = opened(tmp_path / "photos", masks=masks, skip_bad=True)
+        stored = Image.open(io.BytesIO(values(columns, "mask")[0]))
+        np.testing.assert_array_equal(np.asarray(stored), numbers)
+
+    def test_frames_that_are_not_written_are_told(self, tmp_path):
+        save(tmp_path / "photos/a.png")
+        mask = Image.new("L", (4, 3), 1)
+        save(tmp_path / "masks/a.tif", mode="L", save_all=True, append_images=[mask])
+        columns = opened(tmp_path / "photos", masks=tmp_path / "masks")
+        assert "1 of 1 masks have several frames" in note(columns, "frames")
 
     def test_class_folders_keep_their_classes(self, tmp_path):
         for name in ("a/1", "b/1"):

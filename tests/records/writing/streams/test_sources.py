@@ -263,6 +263,8 @@ def test_what_the_source_raises_is_passed_on(tmp_path, monkeypatch):
         (lambda: 3, {}, DataError, "must return a generator"),
         (lambda: iter([(1, 2, 3, 4)]), {}, DataError, "a tuple of 4"),
         (lambda: iter([{0: 1.0}]), {}, DataError, "names of text, but found the names 0"),
+        (lambda: iter([({"label": 1.0}, 1)] * 9), {}, DataError, "name of its own.* label, label"),
+        (lambda: iter([(1.0, 1)]), {"batched": True}, DataError, "a number alone.* in batch 0"),
         (lambda: iter([("\ud83d", 0)] * 9), {}, DataError, "half of a pair of surrogates"),
         (lambda: iter([(1.0, b"\xff")]), {}, DataError, "label 'label' must be UTF-8"),
         (lambda: DATASET.map(lambda x: ({"a": {"b": x}}, x)), {}, DataError, "a dict as 'a'"),

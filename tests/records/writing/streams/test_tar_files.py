@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
 
@@ -65,7 +66,20 @@ def test_parts_of_records(tmp_path, name, mode):
     [
         ({}, "found none"),
         ({"a.md": b"x"}, "found none"),
-        ({"a.cls": b"1", "a.txt": b"x", "b.txt": b"y"}, r"'label'.*in record 1"),
+        (
+            {"a.cls": b"1", "a.txt": b"x", "d/b.txt": b"y"},
+            r"'label'.*found text in d/b\.\* of .*a\.tar in record 1",
+        ),
+        ({"a.txt": b"x", "a.json": b'{"age": 1, "age": 2}'}, r"a\.json: 'age' twice"),
+        ({"a.txt": b"x", "a.json": b"[" * 100_000}, r"a\.json: too many levels"),
+        ({"a.txt": b"x", "a.npy": b""}, r"every \.npy file.*a\.npy: "),
+        ({"a.txt": b"x", "a.npy": b"PK\3\4"}, r"every \.npy file.*a\.npy: "),
+        (
+            {"a.txt": b"x", "a.npy": array(np.ones(2)).replace(b"(2,)", b"(9999999999999,)")},
+            r"every \.npy file.*a\.npy: ",
+        ),
+        # Were it taken for text, so would be the photos behind it.
+        ({"a.jpg": b"none", "b.jpg": jpeg(1)}, r"is no image in a\.jpg"),
         ({"a.cls": b"dog", "a.txt": b"x"}, r"every \.cls file.*a\.cls"),
         ({"a.jpg": b"1", "a.png": b"x"}, "'image' twice, again in a.png"),
         (
@@ -109,6 +123,24 @@ def test_an_archive_is_read_to_its_end(tmp_path):
         source.write_bytes(data)
         with pytest.raises(DataError, match=f"must be a whole .tar archive.*{message}"):
             write(source, tmp_path / "data")
+
+
+def test_gzip_is_read_to_its_end_and_checked(tmp_path):
+    data = save(tmp_path / "a.tar", {f"{n}.txt": b"x" for n in range(9)}).read_bytes()
+    source = tmp_path / "b.tgz"
+    source.write_bytes(gzip.compress(data[:2000]) + gzip.compress(data[2000:]))
+    manifest = write(source, tmp_path / "data", split="train=1")
+    assert manifest.splits["train"].records == 9
+    whole = gzip.compress(data)
+    source.write_bytes(whole[:-8] + bytes(4) + whole[-4:])
+    with pytest.raises(DataError, match=r"must be a whole \.tar archive.*CRC"):
+        write(source, tmp_path / "other")
+
+
+def test_files_without_an_extension_are_told(tmp_path, capsys):
+    source = save(tmp_path / "a.tar", {"README": b"x", **{f"{n}.txt": b"x" for n in range(9)}})
+    write(source, tmp_path / "data")
+    assert "of kinds that are not read: 1 without an extension" in capsys.readouterr().out
 
 
 def test_links_are_told(tmp_path, capsys):

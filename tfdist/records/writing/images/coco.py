@@ -5,7 +5,6 @@ The format is that of https://cocodataset.org/#format-data.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +14,14 @@ from typing import Any
 from tfdist.errors import DataError, read_json
 from tfdist.records.format.splits import split_of_word
 from tfdist.records.wording import listed
+from tfdist.records.writing.images.label_values import is_number
 
 FILE, SPLIT, BOXES, KINDS, CROWD = "file_name", "split", "boxes", "kinds", "crowd"
 FOLDER = "annotations"
 # Boxes may end a little outside of their image.
 MOST_RELATIVE = 1.5
 _BAD_SHOWN = 20
+_MOST_PIXELS = 1 << 31
 
 
 def annotation_files(folder: Path) -> list[Path]:
@@ -71,7 +72,7 @@ def read_annotations(paths: Sequence[Path]) -> Annotations:
     found, wrong = Annotations(), []
     for path in paths:
         try:
-            value = read_json(path.read_text(encoding="utf-8-sig"))
+            value = read_json(path.read_text(encoding="utf-8-sig"), keys_once=True)
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{path} must be a JSON file",
@@ -88,7 +89,8 @@ def read_annotations(paths: Sequence[Path]) -> Annotations:
     if wrong:
         raise DataError(
             f"every annotation of {paths[0].parent} must be of one of its images and categories, "
-            "each with an id of its own, and have a box in its image, and iscrowd 0 or 1 if at all",
+            "each with an id of its own and each category with a name of its own, and have a box "
+            "in its image, and iscrowd 0 or 1 if at all",
             received=f"{len(wrong):,} that are not: {listed(wrong, _BAD_SHOWN)}",
             mend="Mend or remove these entries",
         )
@@ -115,6 +117,9 @@ def _add(found: Annotations, path: Path, value: Mapping[str, Any], wrong: list[s
         found.rows.append(row)
         found.places.append(f"{path.name}, image {image['id']}")
         found.sizes.append(size)
+    known: set[int | str | None] = set()
+    # Of categories of one name, one may stand for a group of them, which no box has.
+    used: dict[str, Any] = {}
     for number, annotation in enumerate(_list(value, "annotations")):
         box = annotation.get("bbox") if isinstance(annotation, dict) else None
         if (
@@ -122,9 +127,13 @@ def _add(found: Annotations, path: Path, value: Mapping[str, Any], wrong: list[s
             or _id(annotation, "image_id") not in rows
             or _id(annotation, "category_id") not in kinds
             or annotation.get("iscrowd") not in (None, 0, 1)
+            or _id(annotation) in known
+            or used.setdefault(kinds[annotation["category_id"]], annotation["category_id"])
+            != annotation["category_id"]
         ):
             wrong.append(f"{path.name}: annotation {number}")
             continue
+        known.update({_id(annotation)} - {None})
         row, (height, width) = rows[annotation["image_id"]]
         left, top, wide, high = box
         relative = [top / height, left / width, (top + high) / height, (left + wide) / width]
@@ -144,7 +153,7 @@ def _list(value: Mapping[str, Any], name: str) -> list[Any]:
 
 def _id(item: Mapping[str, Any], name: str = "id") -> int | str | None:
     found = item.get(name)
-    return found if isinstance(found, (int, str)) else None
+    return found if type(found) in (int, str) else None
 
 
 def _is_new(item: Any, known: Mapping[Any, Any]) -> bool:
@@ -162,11 +171,10 @@ def _size(image: Any) -> tuple[int, int] | None:
     if not isinstance(image, dict) or not isinstance(image.get(FILE), str):
         return None
     size = image.get("height"), image.get("width")
-    return size if all(type(each) is int and each > 0 for each in size) else None
+    return size if all(type(each) is int and 0 < each < _MOST_PIXELS for each in size) else None
 
 
 def _is_box(box: Any) -> bool:
     if not isinstance(box, list) or len(box) != 4:
         return False
-    is_finite = all(type(each) in (int, float) and math.isfinite(each) for each in box)
-    return is_finite and min(box[2:]) >= 0
+    return all(map(is_number, box)) and min(box[2:]) >= 0

@@ -46,7 +46,7 @@ _CONVERTED = {
     "HSV": "RGB",
 }
 # The mode of a mask whose pixels are numbers of classes, as they are or as a palette's.
-_MASKS = {"L": "L", "1": "L", "P": "L", "I;16": "I;16", "I;16B": "I;16", "I": "I"}
+_MASKS = {"L": "L", "1": "L", "P": "L", "I;16": "I;16", "I;16B": "I;16", "I": "I;16"}
 # Files between two lines of the journal.
 _AT_ONCE = 64
 _LOSSY = ("JPEG", "WEBP", "MPO")
@@ -166,7 +166,21 @@ def _mask_header(image: Image.Image) -> Header | str:
     mode = _MASKS.get(image.mode)
     if mode is None or image.format in _LOSSY:
         return f"{image.format} of mode {image.mode} where a mask must be a PNG of one channel"
+    if stretched := _stretched(image):
+        return f"{image.format} of {stretched} where a mask must have 8 or 16 bits a pixel"
+    if image.mode == "I" and not 0 <= image.getextrema()[0] <= image.getextrema()[1] < 1 << 16:
+        return f"numbers from {image.getextrema()[0]} to {image.getextrema()[1]}, not 0 to 65535"
     return _header(image, mode, image.format == "PNG" and image.mode not in ("1", "P"))
+
+
+def _stretched(image: Image.Image) -> str | None:
+    """Returns of what a file is whose numbers every reader makes grays of, 0 to 255; else None."""
+    codec, _, _, args = image.tile[0]
+    raw, *more = (args,) if isinstance(args, str) else args
+    if codec.startswith("ppm") and more[0] not in (255, 65535):
+        return f"numbers up to {more[0]}, which are read as grays"
+    is_gray = image.mode == "L" and raw != "L"
+    return f"grays of the kind {raw}, which are not read as numbers" if is_gray else None
 
 
 def _format(image: Image.Image) -> str:
@@ -243,7 +257,7 @@ def rewritten(
     """Returns the file of an image that is made anew, upright."""
     if are_masks and header.mode in ("1", "P"):
         image = Image.fromarray(np.asarray(image).astype(np.uint8))
-    elif header.mode == "I;16B":  # Of which Pillow's own conversion keeps 8 bits.
+    elif header.mode in ("I", "I;16B"):  # Of which Pillow's own conversion keeps 8 bits.
         image = Image.fromarray(np.asarray(image).astype(np.uint16))
     elif header.convert_to is not None:
         image = image.convert(header.convert_to)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -75,11 +75,11 @@ def _kind_of(values: Sequence[Sequence[Any]]) -> str:
         return "names"
     if all(type(item) is int and abs(item) < _MOST for item in items):
         return "integers"
-    if all(_is_number(item) for item in items):
+    if all(is_number(item) for item in items):
         return "numbers"
     are_lists = all(isinstance(item, list) for item in items)
     sizes = {len(item) for item in items} if are_lists else set()
-    numeric = are_lists and all(_is_number(part) for item in items for part in item)
+    numeric = are_lists and all(is_number(part) for item in items for part in item)
     if numeric and len(sizes) == 1 and 0 not in sizes:
         return "boxes"
     if numeric:
@@ -87,8 +87,9 @@ def _kind_of(values: Sequence[Sequence[Any]]) -> str:
     return "not holds lists of several kinds, or numbers that are not finite"
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+def is_number(value: Any) -> bool:
+    """Whether it is a number that a float can be: JSON has whole ones of any size."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _lengths(values: Sequence[Sequence[Any]]) -> list[int]:

@@ -162,7 +162,7 @@ def match(rows: LabelRows, images: Sequence[str]) -> Matched:
         DataError: no column names files, or several rows name the same one.
     """
     known = _by_every_name(images)
-    column, texts = _file_column(rows, known)
+    column, texts = _file_column(rows, known, images)
     of_images: list[int | None] = [None] * len(images)
     astray, twice = [], []
     for number, text in enumerate(texts):
@@ -197,24 +197,36 @@ def _by_every_name(images: Sequence[str]) -> dict[str, int]:
     return {**alone, **{path: number for number, path in enumerate(images)}}
 
 
-def _file_column(rows: LabelRows, known: Mapping[str, int]) -> tuple[str, list[str]]:
-    """Returns the column that names files, and its texts: one called so, else what names most."""
+def _file_column(
+    rows: LabelRows, known: Mapping[str, int], images: Sequence[str]
+) -> tuple[str, list[str]]:
+    """Returns the column that names files, and its texts: one called so, else what names most.
+
+    Raises:
+        DataError: there is none, or another one names other files, and with their suffixes.
+    """
     names = rows.table.names
     called = [name for name in names if name.lower() in _FILE_COLUMNS]
     called.sort(key=lambda name: _FILE_COLUMNS.index(name.lower()))
-    best, most = ("", []), 0
-    for name in (*called, *names):
-        texts = rows.texts(name)
-        count = sum(_plain(text) in known for text in texts)
-        if count and name in called:
-            return name, texts
-        if count > most:
-            best, most = (name, texts), count
-    if not most:
+    texts = {name: rows.texts(name) for name in names}
+    found = {name: [known.get(_plain(text)) for text in texts[name]] for name in names}
+    counts = {name: len(rows.places) - found[name].count(None) for name in names}
+    files = {*images, *(image.rpartition("/")[2] for image in images)}
+    whole = {name: sum(_plain(text) in files for text in texts[name]) for name in names}
+    # A number of a row may well be the name of another row's file, without its suffix.
+    best = next(filter(counts.get, called), max(names, key=lambda n: (whole[n], counts[n])))
+    other = max(names, key=whole.get)
+    if not whole[best] and whole[other] and found[other] != found[best]:
+        raise DataError(
+            f"one column of {rows.path} must name the image files",
+            received=f"'{best}' and, with their suffixes, '{other}', which name different ones",
+            mend=f"Call the one that names them '{_FILE_COLUMNS[0]}', with suffixes",
+        )
+    if not counts[best]:
         raise DataError(
             f"{rows.path} must have a column with the names of the image files",
             received=f"columns {', '.join(names)}, none of which names one",
             mend=f"Call it {_FILE_COLUMNS[0]} or {_FILE_COLUMNS[1]}, and name files by their path "
             "in the folder",
         )
-    return best
+    return best, texts[best]

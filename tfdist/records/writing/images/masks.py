@@ -82,8 +82,15 @@ def find_masks(
     )
     for number, header in zip(present, read, strict=True):
         headers[number] = header
+    of_key: dict[str, list[int]] = {}
     for number, key in enumerate(keys):
         headers[number] = twice.get(key, headers[number])
+        of_key.setdefault(key, []).append(number)
+    for key, numbers in of_key.items():
+        if key in files and len(numbers) > 1:
+            names = " and ".join(images[number].name for number in numbers)
+            for number in numbers:
+                headers[number] = f"has a mask, {files[key].name}, that is of {names}"
     wanted = set(keys)
     alone = [path.name for key, path in files.items() if key not in wanted]
     return FoundMasks(paths, headers, alone)

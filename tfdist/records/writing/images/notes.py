@@ -85,9 +85,13 @@ def notes_of_files(
     cut = sum(header.is_cut for header in headers)
     if cut:
         yield f"{cut:,} of {total:,} images {CUT}"
-    frames = sum(header.has_frames for header in headers)
-    if frames:
-        yield f"{frames:,} of {total:,} images have several frames: the first one is written"
+    yield from _note_of_frames(headers, "images")
+
+
+def _note_of_frames(headers: Sequence[Header], what: str) -> Iterator[str]:
+    if frames := sum(header.has_frames for header in headers):
+        total = len(headers)
+        yield f"{frames:,} of {total:,} {what} have several frames: the first one is written"
 
 
 def notes_of_masks(headers: Sequence[Header]) -> Iterator[str]:
@@ -96,3 +100,4 @@ def notes_of_masks(headers: Sequence[Header]) -> Iterator[str]:
         count = sum(header.mode == mode for header in headers)
         if count:
             yield f"{count:,} of {len(headers):,} masks are written with {what} as pixels"
+    yield from _note_of_frames(headers, "masks")

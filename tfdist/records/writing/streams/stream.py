@@ -21,6 +21,13 @@ from tfdist.records.sources.elements import (
 from tfdist.records.wording import EQUAL_ROWS, no_record
 from tfdist.records.writing.roles import WEIGHT, Asked, Roles, assign, looks_like_label
 
+
+class ImageFile(bytes):
+    """The bytes of an image, whatever they begin with, and which file of an archive they are."""
+
+    member: str
+
+
 # Values by name, of as many records each: an array [records, ...] or a list.
 Chunk = Mapping[str, "np.ndarray | list[Any]"]
 
@@ -143,13 +150,21 @@ class Structure:
         _, y, weight = (*parts, None, None)[:3]
         inputs = keys[0] or ("x",)
         labels = () if y is None else keys[1] or ("label",)
+        weights = () if weight is None else (WEIGHT,)
+        names = (*inputs, *labels, *weights)
+        if len(set(names)) < len(names):
+            raise DataError(
+                "each value of a record must have a name of its own",
+                received=", ".join(map(str, names)),
+                mend=f"Rename one; a label that is no dict is called 'label', a weight '{WEIGHT}'",
+            )
         if asked.client in inputs and len(inputs) > 1:
             inputs = tuple(name for name in inputs if name != asked.client)
         return cls(
             is_flat=False,
             inputs=inputs,
             labels=labels,
-            weights=() if weight is None else (WEIGHT,),
+            weights=weights,
             client=asked.client,
             keys=keys,
         )
@@ -228,7 +243,9 @@ class Structure:
         try:
             return {name: values[name] for name in self.names}
         except KeyError as error:
-            raise _unlike(number, f"the value {error}", ", ".join(map(str, values))) from None
+            place = getattr(values, "place", None)
+            found = ", ".join(map(str, values)) + (f" in {place}" if place else "")
+            raise _unlike(number, f"the value {error}", found) from None
 
 
 def roles_of(place: str, names: list[str], asked: Asked) -> Roles:
@@ -245,7 +262,7 @@ def roles_of(place: str, names: list[str], asked: Asked) -> Roles:
 def image_like(value: Any) -> bool:
     """Whether a value is the bytes of a JPEG or PNG file, or an image of Pillow's."""
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value[:8]).startswith(IMAGE_BEGINNINGS)
+        return isinstance(value, ImageFile) or bytes(value[:8]).startswith(IMAGE_BEGINNINGS)
     return hasattr(value, "tobytes") and hasattr(value, "mode") and hasattr(value, "getbands")
 
 
@@ -280,17 +297,18 @@ def _checked_batches(batches: Iterator[Mapping[str, Any]]) -> Iterator[Chunk]:
             name: value if isinstance(value, list) else np.asarray(value)
             for name, value in batch.items()
         }
-        lengths = {
-            name: len(value) if isinstance(value, list) or value.ndim else 1
-            for name, value in values.items()
-        }
-        if len(set(lengths.values())) > 1:
+        lengths = [
+            len(value) if isinstance(value, list) or value.ndim else None
+            for value in values.values()
+        ]
+        if len(set(lengths)) > 1 or None in lengths:
+            said = ("a number alone" if length is None else str(length) for length in lengths)
             raise DataError(
                 "the parts of a batch must have the same number of rows",
-                received=", ".join(map(str, lengths.values())) + f" in batch {number}",
+                received=", ".join(said) + f" in batch {number}",
                 mend=EQUAL_ROWS,
             )
-        if next(iter(lengths.values())):
+        if lengths[0]:
             yield values
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import io
-import json
 import tarfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import DataError, spelt
+from tfdist.errors import DataError, read_json, spelt
 from tfdist.records.wording import left_out
 from tfdist.records.writing.roles import Asked
-from tfdist.records.writing.streams.stream import Stream, Structure
+from tfdist.records.writing.streams.stream import ImageFile, Stream, Structure
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
+_GZIP = b"\x1f\x8b"
 _PIECE_BYTES = 1 << 20
 _BAD_SHOWN = 5
 _IMAGES = ("jpg", "jpeg", "png")
@@ -29,10 +32,10 @@ def is_tar(path: Path) -> bool:
     return path.name.lower().endswith(SUFFIXES) and path.is_file()
 
 
-class _ImageFile(bytes):
-    """The bytes of an image, and which file of the archive they are."""
+class _Record(dict):
+    """The parts of a record by name, and what their files are called."""
 
-    member: str
+    place: str
 
 
 class _BadFileError(Exception):
@@ -75,7 +78,7 @@ def from_tar(path: Path, asked: Asked, *, decode: bool = True) -> Stream:
         yield first
         yield from records
         if skipped:
-            kinds = [f"{count:,} .{kind}" for kind, count in skipped.most_common()]
+            kinds = [f"{count:,} {kind}" for kind, count in skipped.most_common()]
             notes.append(left_out(skipped.total(), "file", "as of kinds that are not read", kinds))
         notes.extend(bad.notes())
 
@@ -125,7 +128,7 @@ class _Bad:
                         mend=f"Repair it, or leave its record out with {spelt('skip_bad', True)}",
                     )
                 return f"unreadable .{kind} file", f"{member}: {reason}"
-            if self._is_asked and isinstance(value, _ImageFile):
+            if self._is_asked and isinstance(value, ImageFile):
                 from tfdist.records.writing.streams.images import fault
 
                 if reason := fault(value, is_decoded=self._is_decoded):
@@ -144,6 +147,17 @@ class _Member(tarfile.TarInfo):
             raise tarfile.ReadError(str(error)) from None
 
 
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tarfile.TarFile]:
+    """Opens an archive as a stream. Of gzip, tarfile itself reads one part and no checksum."""
+    with path.open("rb") as file:
+        is_gzip = file.read(len(_GZIP)) == _GZIP
+        file.seek(0)
+        data, mode = (gzip.GzipFile(fileobj=file), "r|") if is_gzip else (file, "r|*")
+        with data, tarfile.open(fileobj=data, mode=mode, tarinfo=_Member) as archive:
+            yield archive
+
+
 def _check_end(path: Path, archive: tarfile.TarFile, notes: list[str]) -> None:
     """Raises ReadError for an archive that goes on behind its end; notes one that has none."""
     rest = archive.fileobj
@@ -155,24 +169,28 @@ def _check_end(path: Path, archive: tarfile.TarFile, notes: list[str]) -> None:
 
 
 def _records(path: Path, skipped: Counter[str], notes: list[str]) -> Iterator[dict[str, Any]]:
-    stem, record = None, {}
+    stem, record = None, _Record()
     try:
-        with tarfile.open(path, "r|*", tarinfo=_Member) as archive:
+        with _opened(path) as archive:
             for member in archive:
                 folder, _, file = member.name.rpartition("/")
                 name, dot, kind = file.partition(".")
                 if name and dot and (member.islnk() or member.issym()):
-                    skipped[f"{kind.lower()} (a link)"] += 1
-                if not member.isfile() or not name or not dot:
+                    skipped[f".{kind.lower()} (a link)"] += 1
+                if not member.isfile() or not name:
+                    continue
+                if not dot:
+                    skipped["without an extension"] += 1
                     continue
                 if (folder, name) != stem and record:
                     yield record
-                    record = {}
+                    record = _Record()
                 stem = (folder, name)
+                record.place = f"{'/'.join(filter(None, stem))}.* of {path}"
                 data = archive.extractfile(member).read()
                 parts = _parts(kind.lower(), data, member.name)
                 if parts is None:
-                    skipped[kind.lower()] += 1
+                    skipped[f".{kind.lower()}"] += 1
                     continue
                 for part in parts:
                     if part in record:
@@ -183,7 +201,7 @@ def _records(path: Path, skipped: Counter[str], notes: list[str]) -> Iterator[di
                         )
                 record.update(parts)
             _check_end(path, archive, notes)
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise DataError(
             f"{path} must be a whole .tar archive",
             received=f"an error: {error}",
@@ -198,18 +216,18 @@ def _parts(kind: str, data: bytes, member: str) -> dict[str, Any] | None:
     prefix, _, kind = kind.rpartition(".")
     name = prefix or _NAMES.get(kind, kind)
     read: dict[str, Callable[[bytes], Any]] = {
-        **dict.fromkeys(_IMAGES, _ImageFile),
-        "cls": lambda text: int(text.decode()),
-        "txt": lambda text: text.decode(),
-        "json": lambda text: json.loads(text.decode()),
-        "npy": lambda array: np.load(io.BytesIO(array), allow_pickle=False),
+        **dict.fromkeys(_IMAGES, ImageFile),
+        "cls": lambda text: int(text.decode("utf-8-sig")),
+        "txt": lambda text: text.decode("utf-8-sig"),
+        "json": lambda text: read_json(text.decode("utf-8-sig"), keys_once=True),
+        "npy": lambda array: np.lib.format.read_array(io.BytesIO(array), allow_pickle=False),
     }
     if kind not in read:
         return None
     try:
         value = read[kind](data)
-    except ValueError as error:
-        return {name: _BadFileError(member, kind, error)}
+    except Exception as error:  # The head of a broken array may lead to anything.
+        return {name: _BadFileError(member, kind, " ".join(f"{error}".split()))}
     if kind in _IMAGES:
         value.member = member
     return value if isinstance(value, dict) else {name: value}
