@@ -175,9 +175,7 @@ class ShardReader:
                 if not self._unzip.eof:
                     self.broken = "the gzip stream ends too early"
                 return b""
-            if (
-                self._unzip.eof
-            ):  # Another one follows, as where files are put together: TF reads on.
+            if self._unzip.eof:  # Files were put together, of which TensorFlow reads all.
                 self._unzip = zlib.decompressobj(_GZIP_WINDOW_BITS)
             try:
                 if plain := self._unzip.decompress(data, _UNZIPPED_BYTES):
