@@ -615,3 +615,75 @@ def an_operation_between_layers_is_named_itself(strategy, folder):
         strategy.build(model_fn).fit(X, Y, verbose=0)
     assert ("layer 'mean" in said.getvalue()) == strategy.topology.is_chief
     assert "behind" not in said.getvalue()
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends a fit before the third step of its second epoch."""
+
+    epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if (self.epoch, batch) == (1, 2):
+            raise KeyboardInterrupt
+
+
+def assert_goes_on(
+    strategy: Any,
+    folder: Path,
+    model_fn: Callable[[], keras.Model],
+    *callbacks: Any,
+    kept: Callable[[keras.Model], list[Any]] = keras.Model.get_weights,
+) -> None:
+    """Compares a fit that was broken within an epoch, and resumed, with an unbroken one.
+
+    Args:
+        callbacks: what makes each.
+        kept: what of the models is compared.
+    """
+
+    def fit(*more: Any) -> list[Any]:
+        keras.utils.set_random_seed(1)
+        model = strategy.build(model_fn)
+        feed = strategy.dataset((X, Y), global_batch_size=GLOBAL_BATCH_SIZE)
+        own = [make() for make in callbacks]
+        model.fit(feed, epochs=3, callbacks=[*own, *more], verbose=0, check_rows=False)
+        return kept(model)
+
+    expected = fit()
+    with pytest.raises(KeyboardInterrupt):
+        fit(Stop(), tfdist.Checkpoints(folder, every_steps=1))
+    strategy.from_chief(None)
+    found = fit(tfdist.Checkpoints(folder, resume=True))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+@scenario
+def averages_of_weights_end_the_last_epoch_alone(strategy, folder):
+    """The rest of a broken epoch is a fit of Keras', whose end is not that of the training."""
+    average = {"use_ema": True, "ema_momentum": 0.8}
+    optimizer = partial(keras.optimizers.SGD, 0.1, momentum=0.9, **average)
+    assert_goes_on(strategy, folder, partial(mlp, optimizer=optimizer))
+
+
+@scenario
+def a_rate_that_follows_the_last_one_is_set_once_an_epoch(strategy, folder):
+    halved = partial(keras.callbacks.LearningRateScheduler, lambda epoch, rate: 0.5 * rate)
+    assert_goes_on(strategy, folder, mlp, halved)
+
+
+@scenario("single", "mirrored", "horovod")
+def variables_of_layers_go_on(strategy, folder):
+    def model_fn():
+        model = keras.Sequential([keras.Input((6,)), RunningMean(), CountsSteps(), layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), loss)
+        return model
+
+    def kept(model):
+        return [*model.get_weights(), model.layers[0].mean.numpy(), model.layers[1].steps.numpy()]
+
+    assert_goes_on(strategy, folder, model_fn, kept=kept)
