@@ -108,8 +108,9 @@ def assemble(
     if is_elastic or not collective.is_chief:
         by_chief = functools.partial(_by_chief, collective=collective)
         binding.enclose([(_WRITERS, _written_aside if collective.reads_together else by_chief)])
-    if binding.sharded is not None:
+    if isinstance(binding.sharded, ShardedSlots):
         binding.enclose(binding.sharded.enclosures())
+    if binding.sharded is not None:
         binding.enclose([(_WRITERS, functools.partial(_with_whole_slots, binding=binding))])
     return model
 
