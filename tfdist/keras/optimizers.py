@@ -23,6 +23,8 @@ SLOTS_COME_FIRST = IS_KERAS_3
 KINDS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
 #: Whether equal look-ups of a table are added up before its update.
 ADDS_UP_LOOK_UPS = not IS_KERAS_3
+#: Callbacks of Keras 3 that exchange weights and their averages -> what says where these are.
+EXCHANGES = {tf.keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",)} if IS_KERAS_3 else {}
 
 # Whether a thread looks for what there is, and writes or reads none of it.
 _walk = threading.local()
@@ -310,6 +312,12 @@ def moved_average(optimizer: Any, average: tf.Variable, variable: tf.Variable) -
         is_first = tf.convert_to_tensor(optimizer.iterations) == 0
         momentum = tf.cast(tf.where(is_first, 0.0, momentum), variable.dtype)
     return momentum * average + (1 - momentum) * variable
+
+
+def finalize(model: tf.keras.Model) -> None:
+    """Gives the weights of ``model`` what the end of Keras' fit does: their averages, if any."""
+    if hasattr(model.optimizer, "finalize_variable_values"):
+        model.optimizer.finalize_variable_values(model.trainable_variables)
 
 
 @contextlib.contextmanager
