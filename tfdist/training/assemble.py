@@ -84,6 +84,7 @@ def assemble(
     binding.enclose(engine.within)
     programs = collective.programs(model) | dict(engine.programs)
     binding.put(model, programs | {"get_metrics_result": binding.results})
+    binding.put(model, keras.steps.knowing_results(model))
     shares = collective.shares_batches
     takes_shared_steps = (shares and not engine.takes_shares) or options.changes_the_step
     if takes_shared_steps:
