@@ -615,3 +615,140 @@ def an_operation_between_layers_is_named_itself(strategy, folder):
         strategy.build(model_fn).fit(X, Y, verbose=0)
     assert ("layer 'mean" in said.getvalue()) == strategy.topology.is_chief
     assert "behind" not in said.getvalue()
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends a fit before a step of its second epoch."""
+
+    def __init__(self, batch: int = 2):
+        super().__init__()
+        self.epoch, self.batch = 0, batch
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if (self.epoch, batch) == (1, self.batch):
+            raise KeyboardInterrupt
+
+
+def assert_goes_on(
+    strategy: Any,
+    folder: Path,
+    model_fn: Callable[[], keras.Model],
+    *callbacks: Any,
+    kept: Callable[[keras.Model], list[Any]] = keras.Model.get_weights,
+    broken_at: int = 2,
+    times: int = 2,
+) -> None:
+    """Compares a fit that was broken within an epoch, and resumed, with an unbroken one.
+
+    Args:
+        callbacks: what makes each.
+        kept: what of the models is compared.
+        broken_at: the step of the second epoch.
+        times: how often it is resumed; the second time nothing is left to train.
+    """
+
+    def fit(*more: Any) -> list[Any]:
+        keras.utils.set_random_seed(1)
+        model = strategy.build(model_fn)
+        feed = strategy.dataset((X, Y), global_batch_size=GLOBAL_BATCH_SIZE)
+        own = [make() for make in callbacks]
+        model.fit(feed, epochs=3, callbacks=[*own, *more], verbose=0, check_rows=False)
+        return kept(model)
+
+    expected = fit()
+    with pytest.raises(KeyboardInterrupt):
+        fit(Stop(broken_at), tfdist.Checkpoints(folder, every_steps=1))
+    strategy.from_chief(None)
+    for _ in range(times):
+        found = fit(tfdist.Checkpoints(folder, resume=True))
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+@scenario
+def averages_of_weights_end_the_last_epoch_alone(strategy, folder):
+    """The rest of a broken epoch is a fit of Keras', whose end is not that of the training."""
+    average = {"use_ema": True, "ema_momentum": 0.8}
+    optimizer = partial(keras.optimizers.SGD, 0.1, momentum=0.9, **average)
+    assert_goes_on(strategy, folder / "within", partial(mlp, optimizer=optimizer))
+    # After an epoch its checkpoint has the averages in the weights' place.
+    swaps = partial(keras.callbacks.SwapEMAWeights, swap_on_epoch=True)
+    assert_goes_on(
+        strategy, folder / "swapped", partial(mlp, optimizer=optimizer), swaps, broken_at=0
+    )
+
+
+@scenario
+def a_rate_that_follows_the_last_one_is_set_once_an_epoch(strategy, folder):
+    halved = partial(keras.callbacks.LearningRateScheduler, lambda epoch, rate: 0.5 * rate)
+    assert_goes_on(strategy, folder, mlp, halved)
+
+
+@scenario("single", "mirrored", "horovod")
+def variables_of_layers_go_on(strategy, folder):
+    def model_fn():
+        model = keras.Sequential([keras.Input((6,)), RunningMean(), CountsSteps(), layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), loss)
+        return model
+
+    def kept(model):
+        return [*model.get_weights(), model.layers[0].mean.numpy(), model.layers[1].steps.numpy()]
+
+    assert_goes_on(strategy, folder, model_fn, kept=kept)
+
+
+class ByTheGuide(keras.Model):
+    """Shows its metrics as Keras' guide does: those that are compiled are one, with a dict."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x, y, y_pred)
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.metrics[0].update_state(loss, sample_weight=tf.shape(x)[0])
+        self.metrics[1].update_state(y, y_pred)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+class TwoInOne(keras.metrics.Mean):
+    def result(self) -> dict[str, Any]:
+        return {"once": super().result(), "twice": 2 * super().result()}
+
+
+class OwnMetrics(keras.Model):
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.both = TwoInOne()
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        self.both.update_state(tf.reduce_max(y_pred, -1))
+        results = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {"loss": results["loss"], "largest": self.both.result()}
+
+
+def narrow(kind: type[keras.Model]) -> keras.Model:
+    inputs = keras.Input((6,))
+    model = kind(inputs, layers.Dense(3, "softmax")(inputs))
+    loss = "sparse_categorical_crossentropy"
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+    return model
+
+
+@scenario("mirrored", "horovod")
+def results_of_metrics_in_a_dict_are_those_of_all_rows(strategy, folder):
+    for kind in (ByTheGuide, OwnMetrics):
+        equals_one_device(strategy, partial(narrow, kind), (X, Y))
+
+
+@scenario("single", "mirrored")
+def results_of_a_broken_epoch_are_of_all_its_steps(strategy, folder):
+    def told(model: keras.Model) -> list[Any]:
+        return [model.history.history[name][-2:] for name in ("loss", "accuracy")]
+
+    assert_goes_on(strategy, folder, partial(narrow, ByTheGuide), kept=told, times=1)

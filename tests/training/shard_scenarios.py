@@ -431,6 +431,26 @@ class OwnStep(keras.Model):
         return super().train_step(data)
 
 
+@scenario("mirrored", "horovod", "keras_3")
+def a_file_that_is_loaded_into_a_trained_model(strategy, folder):
+    """It brings slots, too, as that of one device does."""
+    divides = sharded(strategy)
+    model, reference = pair(divides, adam)
+    batch = tuple(array[:8] for array in data())
+    for one, name in (
+        (model, "ours.weights.h5"),
+        (reference, f"{strategy.topology.rank}.weights.h5"),
+    ):
+        one.train_on_batch(*batch)
+        one.save_weights(folder / name)
+        strategy.from_chief(None)
+        for _ in range(2):
+            one.train_on_batch(*batch)
+        one.load_weights(folder / name)
+        one.train_on_batch(*batch)
+    assert_near(model.get_weights(), reference.get_weights())
+
+
 @scenario("mirrored", "horovod")
 def what_cannot_be_divided_is_refused(strategy, folder):
     divides = sharded(strategy)

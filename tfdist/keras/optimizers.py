@@ -23,6 +23,8 @@ SLOTS_COME_FIRST = IS_KERAS_3
 KINDS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
 #: Whether equal look-ups of a table are added up before its update.
 ADDS_UP_LOOK_UPS = not IS_KERAS_3
+#: Callbacks of Keras 3 that exchange weights and their averages -> what says where these are.
+EXCHANGES = {tf.keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",)} if IS_KERAS_3 else {}
 
 # Whether a thread looks for what there is, and writes or reads none of it.
 _walk = threading.local()
@@ -108,11 +110,12 @@ def optimizers_of(model: tf.keras.Model) -> list[Any]:
     return [one for one in optimizers if not any(one is inner for inner in wrapped)]
 
 
-def beside_compiled(model: tf.keras.Model) -> dict[str, Any]:
-    """Returns optimizers by names in a checkpoint: those but the compiled one that Keras 3 has.
+def beside_model(model: tf.keras.Model) -> dict[str, Any]:
+    """Returns by names in a checkpoint what ``tensors.saved(model)`` lacks in Keras 3: optimizers
+    but the compiled one, and variables of TensorFlow that its layers have made.
 
-    Of Keras 2 a checkpoint of the model holds them. One that has no slots once the step is traced
-    is not called by it, as that of a nested model.
+    Of Keras 2 a checkpoint of the model holds them. An optimizer that has no slots once the step is
+    traced is not called by it, as that of a nested model.
 
     Raises:
         ModelError: in eager execution, where a step is not traced, one has no slots yet.
@@ -126,7 +129,20 @@ def beside_compiled(model: tf.keras.Model) -> dict[str, Any]:
                 received=f"{type(one).__name__} without slots",
                 mend="Call its build(weights) where it is made, or compile without run_eagerly",
             )
-    return {f"optimizer_{number}": one for number, one in enumerate(others) if one.built}
+    found = {f"optimizer_{number}": one for number, one in enumerate(others) if one.built}
+    own = unknown_variables(model)
+    return found | ({"own": tf.train.Checkpoint(kept=own)} if own else {})
+
+
+def unknown_variables(model: tf.keras.Model) -> list[tf.Variable]:
+    """Returns the variables of TensorFlow in ``model`` that Keras 3 does not know of."""
+    if not IS_KERAS_3:
+        return []
+    owners = [model, *model.metrics, *optimizers_of(model)]
+    owners += [inner_of(one) for one in optimizers_of(model)]
+    known = {id(variable) for owner in owners for variable in all_raw(owner.variables)}
+    items = descendants_of(model)
+    return [one for one in items if isinstance(one, tf.Variable) and id(one) not in known]
 
 
 def gradients_of(
@@ -238,6 +254,13 @@ def rate_variables_of(optimizer: Any) -> list[tf.Variable]:
     return [rate] if isinstance(rate, tf.Variable) else []
 
 
+def fixed_rates_of(model: tf.keras.Model) -> list[tuple[Any, float]]:
+    """Returns the optimizers of ``model`` that have no schedule, each with its learning rate."""
+    inner = [inner_of(one) for one in optimizers_of(model)]
+    rates = [(one, given_learning_rate(one)) for one in inner]
+    return [(one, float(tf.convert_to_tensor(r))) for one, r in rates if not callable(r)]
+
+
 def twin_of(optimizer: Any, config: dict[str, Any]) -> Any:
     """Returns an optimizer of the same kind and of ``config``, that counts the same iterations."""
     twin = type(optimizer).from_config(config | {"learning_rate": 0.0})
@@ -289,6 +312,27 @@ def moved_average(optimizer: Any, average: tf.Variable, variable: tf.Variable) -
         is_first = tf.convert_to_tensor(optimizer.iterations) == 0
         momentum = tf.cast(tf.where(is_first, 0.0, momentum), variable.dtype)
     return momentum * average + (1 - momentum) * variable
+
+
+def finalize(model: tf.keras.Model) -> None:
+    """Gives the weights of ``model`` what the end of Keras' fit does: their averages, if any."""
+    if hasattr(model.optimizer, "finalize_variable_values"):
+        model.optimizer.finalize_variable_values(model.trainable_variables)
+
+
+@contextlib.contextmanager
+def finalized_if(ends: Callable[[], bool], optimizer: Any) -> Iterator[None]:
+    """Encloses a call of Keras' fit: weights become their averages where a training ``ends``."""
+    name = "finalize_variable_values"
+    finalize, own = getattr(optimizer, name, None), vars(optimizer).get(name)
+    if finalize is None:  # Legacy optimizers have no averages.
+        yield
+        return
+    setattr(optimizer, name, lambda weights: finalize(weights) if ends() else None)
+    try:
+        yield
+    finally:
+        delattr(optimizer, name) if own is None else setattr(optimizer, name, own)
 
 
 #: What has an optimizer of Keras 3 update in some steps alone.

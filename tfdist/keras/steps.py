@@ -313,6 +313,27 @@ def on_results(shown: Callable[[Any], Any]) -> dict[str, Any]:
     return {name: shown}
 
 
+def flat(results: Any) -> Any:
+    """Returns what a step has returned with the dicts in it opened, as Keras 3 shows it.
+
+    There all compiled metrics are one, whose result is a dict.
+    """
+    if not IS_KERAS_3 or not isinstance(results, dict):
+        return results
+    opened: dict[str, Any] = {}
+    for name, value in results.items():
+        opened |= flat(value) if isinstance(value, dict) else {name: value}
+    return opened
+
+
+def knowing_results(model: tf.keras.Model) -> dict[str, Any]:
+    """Returns what has Keras 3 know the results of metrics in dicts that a step has returned."""
+    if not IS_KERAS_3:
+        return {}
+    known = model._get_metrics_result_or_logs
+    return on_results(lambda results: known(flat(results)))
+
+
 def resolve_xla(model: tf.keras.Model) -> None:
     """Leaves ``jit_compile`` of ``model`` to what its user wishes.
 

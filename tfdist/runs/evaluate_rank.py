@@ -94,12 +94,14 @@ def _index(checkpoint: Path) -> Path:
 
 def _restore(model: tf.keras.Model, path: Path) -> tuple[int, int]:
     """Gives ``model`` the weights of a checkpoint; returns its place, (epoch, step)."""
+    from tfdist.keras.optimizers import unknown_variables
     from tfdist.keras.tensors import saved
 
-    place = tf.train.load_checkpoint(str(path)).get_tensor(
-        "state/position/.ATTRIBUTES/VARIABLE_VALUE"
-    )
-    status = tf.train.Checkpoint(model=saved(model)).read(str(path))
+    reader = tf.train.load_checkpoint(str(path))
+    place = reader.get_tensor("state/position/.ATTRIBUTES/VARIABLE_VALUE")
+    own = {"own": tf.train.Checkpoint(kept=unknown_variables(model))}
+    has_own = any(name.startswith("own/") for name in reader.get_variable_to_shape_map())
+    status = tf.train.Checkpoint(model=saved(model), **(own if has_own else {})).read(str(path))
     try:
         status.assert_existing_objects_matched().expect_partial()
     except AssertionError as error:

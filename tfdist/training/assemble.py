@@ -84,6 +84,7 @@ def assemble(
     binding.enclose(engine.within)
     programs = collective.programs(model) | dict(engine.programs)
     binding.put(model, programs | {"get_metrics_result": binding.results})
+    binding.put(model, keras.steps.knowing_results(model))
     shares = collective.shares_batches
     takes_shared_steps = (shares and not engine.takes_shares) or options.changes_the_step
     if takes_shared_steps:
@@ -108,7 +109,7 @@ def assemble(
     if is_elastic or not collective.is_chief:
         by_chief = functools.partial(_by_chief, collective=collective)
         binding.enclose([(_WRITERS, _written_aside if collective.reads_together else by_chief)])
-    if isinstance(binding.sharded, ShardedWeights):
+    if isinstance(binding.sharded, ShardedSlots):
         binding.enclose(binding.sharded.enclosures())
     if binding.sharded is not None:
         binding.enclose([(_WRITERS, functools.partial(_with_whole_slots, binding=binding))])

@@ -83,6 +83,19 @@ def test_a_rate_that_is_set_within_the_warm_up_is_told_to_have_no_effect(capsys)
         assert capsys.readouterr().out.count("the learning rate was set to 0.05 within") == told
 
 
+def test_a_rate_that_is_set_between_fits_within_the_warm_up_is_told_too(capsys):
+    alone = strategy("single", warmup_epochs=2)
+    feed = alone.dataset((X, Y), global_batch_size=2)
+    model = alone.build(lambda: model_with(keras.optimizers.SGD(0.1)))
+    for rate, told in ((None, 0), (0.05, 1), (0.04, 0)):  # After it the third one holds.
+        if rate is not None:
+            model.optimizer.learning_rate = rate
+        model.fit(feed, epochs=2 if told else 1, verbose=0)
+        line = "the learning rate was set to"
+        assert capsys.readouterr().out.count(line) == told
+    np.testing.assert_allclose(model.optimizer.learning_rate.numpy(), 0.04, rtol=1e-5)
+
+
 def test_a_new_compile_brings_its_own_rate():
     alone = strategy("single", warmup_epochs=1)
     model = alone.build(lambda: model_with(keras.optimizers.SGD(0.1)))

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import CheckpointError
+from tfdist.keras.optimizers import EXCHANGES, finalize
 from tfdist.training.checkpoints.best_model import BestModel
 from tfdist.training.checkpoints.growing_batch import GrowingBatch, growing_among
 
@@ -26,6 +27,7 @@ _REMEMBERED = {
     tf.keras.callbacks.ModelCheckpoint: ("best", "epochs_since_last_save"),
     BestModel: ("best", "best_epoch"),
     GrowingBatch: ("first_batch", "batch", "gain"),
+    **EXCHANGES,
 }
 
 
@@ -58,8 +60,10 @@ def restore(callbacks: Sequence[Any], state: bytes) -> None:
 def leave_as_ended(callbacks: Sequence[Any], model: tf.keras.Model) -> None:
     """Makes ``model`` what a fit that is over leaves, where nothing is left to train.
 
-    EarlyStopping puts the best weights back when a fit ends: after its last checkpoint.
+    Weights become their averages when a fit ends, and EarlyStopping puts the best ones back: after
+    its last checkpoint.
     """
+    finalize(model)
     for callback in callbacks:
         if isinstance(callback, tf.keras.callbacks.EarlyStopping):
             callback.set_model(model)

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import CheckpointError, OptionError, TfdistError, cannot_write
-from tfdist.keras.optimizers import beside_compiled
+from tfdist.keras.optimizers import beside_model, fixed_rates_of, unknown_variables
 from tfdist.keras.tensors import saved
 from tfdist.records.buckets.urls import url_of
 from tfdist.training.checkpoints import callback_state, checkpoint_files, last_call
@@ -154,8 +154,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self.start = Start()
         self._state = CheckpointState(data, learned_words(model))
         self.steps_of_epoch = data.steps_per_epoch
-        self._optimizers = beside_compiled(model)
-        parts = {"model": model, **self._saving.beside(model), **self._optimizers}
+        self._beside = beside_model(model)
+        parts = {"model": model, **self._saving.beside(model), **self._beside}
         self._parts = {name: saved(part) for name, part in parts.items()}
         checkpoint = tf.train.Checkpoint(state=self._state.trackable(), **self._parts)
         # Made here, on every process: TensorFlow would make it in the first save, on the chief.
@@ -176,6 +176,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
         if found[0]:
             self.start = self._restore(*found, checkpoint, data)
             callback_state.check_batch(self._others, self.start.callbacks)
+        if own := unknown_variables(model):
+            collective.broadcast(own)
         words = collective.gather(self._state.words())[0]
         if self.start.position != Position():
             self._state.take_words(words)
@@ -299,21 +301,26 @@ class Checkpoints(tf.keras.callbacks.Callback):
             return None, (str(error).splitlines() or [type(error).__name__])[0]
 
     def _as_written(self, path: str, checkpoint: tf.train.Checkpoint) -> tf.train.Checkpoint:
-        """Returns what reads ``path``: those of earlier versions have no words, and of Keras 3 the
-        compiled optimizer alone."""
-        if not self._optimizers and not self._state.words():
+        """Returns what reads ``path``: those of earlier versions have no words, and of Keras 3
+        nothing of ``beside_model``."""
+        if not self._beside and not self._state.words():
             return checkpoint
         written = [name for name, _ in tf.train.list_variables(path)]
         known = {name.partition("/")[0] for name in written}
-        anew = {name: one for name, one in self._optimizers.items() if name not in known}
+        anew = {name: one for name, one in self._beside.items() if name not in known}
         lacks_words = bool(self._state.words()) and not has_words(written)
         if not anew and not lacks_words:
             return checkpoint
         if anew and self._collective.is_chief:
-            kinds = ", ".join(type(one).__name__ for one in anew.values())
+            kinds = (
+                "the tf.Variables of layers"
+                if name == "own"
+                else f"the slots of {type(one).__name__}"
+                for name, one in anew.items()
+            )
             print(
-                f"tfdist: warning: {path} has no slots of {kinds}, as an earlier version wrote it: "
-                "they begin anew",
+                f"tfdist: warning: {path} lacks {', '.join(kinds)}, as an earlier version wrote "
+                "it: they begin anew",
                 flush=True,
             )
         parts = {name: part for name, part in self._parts.items() if name not in anew}
@@ -344,12 +351,16 @@ class Checkpoints(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs: dict | None = None) -> None:
         if self.start.callbacks:
             callback_state.restore_begun(self._others, self.start.callbacks)
+        self._rates = fixed_rates_of(self.model) if self.start.position.step else []
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._current_epoch = epoch
         origin, going_on = self.start.position, self._going_on_at
         self._steps_before = origin.step if epoch == origin.epoch else 0
         self._last_step = going_on.step if epoch == going_on.epoch else 0
+        if self._steps_before:  # A callback set the rate by the last one when this epoch began.
+            for optimizer, rate in self._rates:
+                optimizer.learning_rate = rate
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         step = self._steps_before + batch + 1

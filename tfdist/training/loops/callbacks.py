@@ -224,6 +224,10 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
         self._is_last_fit = is_last
         self._steps_before = steps_before
 
+    def ends(self) -> bool:
+        """Whether the training ends with the present call of Keras' fit."""
+        return self._is_last_fit or self.model.stop_training
+
     def go_on_with(self, survival: Survival) -> None:
         """Has it told of each step and epoch, after all callbacks."""
         self._survival = survival
@@ -297,5 +301,5 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
             )
 
     def on_train_end(self, logs: dict | None = None) -> None:
-        if self._is_last_fit or self.model.stop_training:
+        if self.ends():
             super().on_train_end(logs)

@@ -206,15 +206,16 @@ class Runs:
                 batches = self._reader.batches(begun, first, last, skip_steps, chain.callbacks)
                 if not self._binding.takes_body:
                     eager_variables.make_known_metrics(model, feed.records.element_spec)
-                self._keras_fit(
-                    batches,
-                    epochs=last,
-                    initial_epoch=first,
-                    steps_per_epoch=sized.steps_per_epoch - skip_steps,
-                    callbacks=chain,
-                    shuffle=False,  # The feed does; Keras 3 would warn that it cannot.
-                    **options,
-                )
+                with keras.optimizers.finalized_if(chain.ends, model.optimizer):
+                    self._keras_fit(
+                        batches,
+                        epochs=last,
+                        initial_epoch=first,
+                        steps_per_epoch=sized.steps_per_epoch - skip_steps,
+                        callbacks=chain,
+                        shuffle=False,  # The feed does; Keras 3 would warn that it cannot.
+                        **options,
+                    )
 
             for keeper in keepers_among(callbacks):
                 keeper.go_on_at(start.position)

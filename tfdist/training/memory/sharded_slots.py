@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist import keras
 from tfdist.errors import ModelError
-from tfdist.training.engine.binding import Binding
+from tfdist.training.engine.binding import Binding, Enclosure
 from tfdist.training.engine.collective import Collective
 from tfdist.training.layers import eager_variables
 from tfdist.training.memory.flat_parts import BYTES_OF_A_BUCKET, Division
@@ -27,6 +27,8 @@ from tfdist.training.memory.slots import build_empty, build_on, set_value
 
 # Where an optimizer keeps its parts: they hold each other alone, and go together.
 _PLACE = "_tfdist_parts"
+#: How files are called of which Keras' ``load_weights`` takes slots, too.
+_WITH_SLOTS = (".weights.h5", ".weights.json", ".keras")
 
 
 class Parts:
@@ -204,6 +206,22 @@ class ShardedSlots:
         finally:
             self._depth -= 1
             self.parts.free_whole()
+
+    def enclosures(self) -> list[Enclosure]:
+        """Returns what is put around methods of the model that give its slots values."""
+
+        def loaded_whole(load: Callable[..., Any]) -> Callable[..., Any]:
+            def run(filepath: Any, *args: Any, **options: Any) -> Any:
+                if self.parts is None or not str(filepath).endswith(_WITH_SLOTS):
+                    return load(filepath, *args, **options)
+                with self.whole(everywhere=True):
+                    result = load(filepath, *args, **options)
+                    self.parts.scatter()
+                return result
+
+            return run
+
+        return [(("load_weights",), loaded_whole)]
 
     @contextlib.contextmanager
     def in_parts(self) -> Iterator[list[Divided]]:

@@ -97,13 +97,14 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         self._steps_per_epoch = 0
         self._is_climbing = False
         self._tells = False
-        self._last_rate: float | None = None  # That a step of this fit's warm-up was given.
         self._read(optimizer)
 
     def _read(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         self._optimizer = optimizer
         self._schedule = _schedule_of(optimizer)
         self._base_rate = None if self._schedule else float(_value(optimizer.learning_rate))
+        self._last_rate = self._base_rate  # That the last step of the warm-up was given.
+        self._last_step = -1
 
     def prepare(
         self, optimizer: tf.keras.optimizers.Optimizer, steps_per_epoch: int, *, tells: bool = False
@@ -113,10 +114,12 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         Args:
             tells: whether this process is the one that warns.
         """
-        self._tells, self._last_rate = tells, None  # A checkpoint may have restored another one.
+        self._tells = tells
         is_other_schedule = _schedule_of(optimizer) not in (None, self._schedule)
         if optimizer is not self._optimizer or is_other_schedule:
             self._read(optimizer)
+        if int(_value(optimizer.iterations)) != self._last_step + 1:
+            self._last_rate = None  # A checkpoint may have restored another one.
         self._steps_per_epoch = steps_per_epoch
         self._is_climbing = self._base_rate is not None
         if self._schedule is not None:
@@ -134,7 +137,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
             self._tell_of_others(optimizer)
             multiplier = float(self._scaling.multiplier(step, self._steps_per_epoch))
             optimizer.learning_rate = self._base_rate * multiplier
-            self._last_rate = float(_value(optimizer.learning_rate))
+            self._last_rate, self._last_step = float(_value(optimizer.learning_rate)), step
 
     def _tell_of_others(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         found = float(_value(optimizer.learning_rate))

@@ -187,6 +187,7 @@ class OwnSteps:
 
     def _of_batch(self, running: RunningStep, results: Any) -> Any:
         """Returns what a step, or compute_metrics, has returned as numbers of the global batch."""
+        results = keras.steps.flat(results)
         if not isinstance(results, dict):
             return results
         self._note(running, results)
