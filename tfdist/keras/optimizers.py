@@ -24,7 +24,11 @@ KINDS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
 #: Whether equal look-ups of a table are added up before its update.
 ADDS_UP_LOOK_UPS = not IS_KERAS_3
 #: Callbacks of Keras 3 that exchange weights and their averages -> what says where these are.
-EXCHANGES = {tf.keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",)} if IS_KERAS_3 else {}
+EXCHANGES = (
+    {tf.keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",)}
+    if IS_KERAS_3 and hasattr(tf.keras.callbacks, "SwapEMAWeights")
+    else {}
+)
 
 # Whether a thread looks for what there is, and writes or reads none of it.
 _walk = threading.local()
