@@ -175,12 +175,13 @@ def _mask_header(image: Image.Image) -> Header | str:
 
 def _stretched(image: Image.Image) -> str | None:
     """Returns of what a file is whose numbers every reader makes grays of, 0 to 255; else None."""
-    codec, _, _, args = image.tile[0]
-    raw, *more = (args,) if isinstance(args, str) else args
-    if codec.startswith("ppm") and more[0] not in (255, 65535):
-        return f"numbers up to {more[0]}, which are read as grays"
-    is_gray = image.mode == "L" and raw != "L"
-    return f"grays of the kind {raw}, which are not read as numbers" if is_gray else None
+    for codec, _, _, args in image.tile[:1]:
+        raw, *more = args if isinstance(args, tuple) else (args,)
+        if codec.startswith("ppm") and more[0] not in (255, 65535):
+            return f"numbers up to {more[0]}, which are read as grays"
+        if str(raw).startswith("L;"):  # Of fewer bits, or inverted.
+            return f"grays of the kind {raw}, which are not read as numbers"
+    return None
 
 
 def _format(image: Image.Image) -> str:
