@@ -630,7 +630,7 @@ class TestMasks:
 
     @pytest.mark.parametrize("kind", ["gif", "bmp", "tif", "pgm"])
     def test_grays_of_8_bits_are_numbers(self, tmp_path, kind):
-        numbers = np.array([[0, 1, 2, 4]], np.uint8)
+        numbers = np.array([[0, 1, 2, 3]], np.uint8)
         save(tmp_path / "photos/a.png", size=(4, 1))
         save_pixels(tmp_path / f"masks/a.{kind}", numbers)
         columns = opened(tmp_path / "photos", masks=tmp_path / "masks")
