@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from benchmarks.machine import QUIET_SHARE
+from benchmarks.machine import QUIET_SHARE, wait_until_quiet
 from benchmarks.pairs import (
     FULL,
     QUICK,
@@ -14,6 +14,7 @@ from benchmarks.pairs import (
     alone,
     command,
     environ,
+    events,
     paired,
     quiet_events,
     whole_programs,
@@ -25,6 +26,11 @@ from tfdist.launch.supervisor import Job
 _FEED_MS = 1.0
 # A feed takes less than a millisecond a step: more of them than of fits.
 _FEED_STEPS_PER_STEP = 5
+# As tfdist's workers keep what a step frees.
+_KEEPING_MEMORY = ":".join(
+    f"glibc.malloc.{name}"
+    for name in ("mmap_max=0", "trim_threshold=2147483647", "top_pad=134217728")
+)
 
 
 def run(quick: bool = False) -> list[dict]:
@@ -44,7 +50,41 @@ def run(quick: bool = False) -> list[dict]:
         *whole_programs(against, ours, size, quick),
         paired("multi_worker step, 2 workers", pair, size, quick),
         _feed(size, quick),
+        _floor(size, quick),
     ]
+
+
+def _floor(size: Size, quick: bool) -> dict[str, Any]:
+    """The row of plain TensorFlow, in milliseconds of a step: alone, and on two workers.
+
+    The parts in between, a step beside the other worker's server and the sum of gradients, stand
+    in the JSON.
+    """
+    keeping = environ() | {"GLIBC_TUNABLES": _KEEPING_MEMORY}
+    jobs = {
+        mode: tf_cluster.job(
+            command("floor_multi_worker", mode, size.steps), workers=WORKERS, environ=keeping
+        )
+        for mode in ("alone", "beside", "sum", "whole")
+    }
+    found: dict[str, list[float]] = {mode: [] for mode in jobs}
+    for _ in range(size.rounds):
+        for mode, job in jobs.items():
+            if not quick:
+                wait_until_quiet()
+            [event] = events(job, "floor")
+            found[mode].append(event["ms"])
+    ratios = [one / whole for one, whole in zip(found["alone"], found["whole"], strict=True)]
+    medians = {mode: round(statistics.median(ms), 1) for mode, ms in found.items()}
+    return {
+        "work": "multi_worker, ms a step of plain TensorFlow: workers alone, and together",
+        "baseline": medians["alone"],
+        "ours": medians["whole"],
+        "ratio": round(statistics.median(ratios), 3),
+        "target": None,
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "parts": medians,
+    }
 
 
 def _feed(size: Size, quick: bool) -> dict[str, Any]:
