@@ -6,7 +6,7 @@ import contextlib
 import io
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -732,12 +732,30 @@ class OwnMetrics(keras.Model):
         return {"loss": results["loss"], "largest": self.both.result()}
 
 
-def narrow(kind: type[keras.Model]) -> keras.Model:
+def narrow(kind: type[keras.Model], metrics: Sequence[str] = ("accuracy",)) -> keras.Model:
     inputs = keras.Input((6,))
     model = kind(inputs, layers.Dense(3, "softmax")(inputs))
     loss = "sparse_categorical_crossentropy"
-    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=list(metrics) or None)
     return model
+
+
+class OwnDict(keras.Model):
+    """Shows a number of its own that is called as a metric is which it does not update."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, self(x)))
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"own": {"loss": loss}}
+
+
+@scenario("single", "mirrored", "horovod")
+def a_dict_of_ones_own_is_shown_as_it_is(strategy, folder):
+    model, _ = equals_one_device(strategy, partial(narrow, OwnDict, metrics=()), (X, Y))
+    assert min(model.history.history["loss"]) > 0
 
 
 @scenario("mirrored", "horovod")

@@ -138,14 +138,20 @@ def beside_model(model: tf.keras.Model) -> dict[str, Any]:
     return found | ({"own": tf.train.Checkpoint(kept=own)} if own else {})
 
 
-def unknown_variables(model: tf.keras.Model) -> list[tf.Variable]:
-    """Returns the variables of TensorFlow in ``model`` that Keras 3 does not know of."""
+def unknown_variables(model: tf.keras.Model, *, shared: bool = False) -> list[tf.Variable]:
+    """Returns the variables of TensorFlow in ``model`` that Keras 3 does not know of.
+
+    Args:
+        shared: whether to leave out what each process has for itself: states of generators.
+    """
     if not IS_KERAS_3:
         return []
     owners = [model, *model.metrics, *optimizers_of(model)]
     owners += [inner_of(one) for one in optimizers_of(model)]
     known = {id(variable) for owner in owners for variable in all_raw(owner.variables)}
     items = descendants_of(model)
+    if shared:
+        known |= {id(one.state) for one in items if isinstance(one, tf.random.Generator)}
     return [one for one in items if isinstance(one, tf.Variable) and id(one) not in known]
 
 
@@ -263,6 +269,16 @@ def fixed_rates_of(model: tf.keras.Model) -> list[tuple[Any, float]]:
     inner = [inner_of(one) for one in optimizers_of(model)]
     rates = [(one, given_learning_rate(one)) for one in inner]
     return [(one, float(tf.convert_to_tensor(r))) for one, r in rates if not callable(r)]
+
+
+def put_rates(rates: Sequence[tuple[Any, float]]) -> None:
+    """Gives optimizers the learning rates that ``fixed_rates_of`` has returned."""
+    for optimizer, rate in rates:
+        given = given_learning_rate(optimizer)
+        if hasattr(given, "assign"):
+            given.assign(rate)  # Keras 3's MultiOptimizer refuses to be given one.
+        else:
+            optimizer.learning_rate = rate
 
 
 def twin_of(optimizer: Any, config: dict[str, Any]) -> Any:

@@ -313,16 +313,20 @@ def on_results(shown: Callable[[Any], Any]) -> dict[str, Any]:
     return {name: shown}
 
 
-def flat(results: Any) -> Any:
-    """Returns what a step has returned with the dicts in it opened, as Keras 3 shows it.
+def flat(results: Any, opens: Callable[[str, dict[str, Any]], bool]) -> Any:
+    """Returns what a step has returned with dicts in it opened, as Keras 3 shows it.
 
     There all compiled metrics are one, whose result is a dict.
+
+    Args:
+        opens: told the name of a dict and the dict, whether it is opened.
     """
     if not IS_KERAS_3 or not isinstance(results, dict):
         return results
     opened: dict[str, Any] = {}
     for name, value in results.items():
-        opened |= flat(value) if isinstance(value, dict) else {name: value}
+        is_opened = isinstance(value, dict) and opens(name, value)
+        opened |= flat(value, opens) if is_opened else {name: value}
     return opened
 
 
@@ -331,7 +335,11 @@ def knowing_results(model: tf.keras.Model) -> dict[str, Any]:
     if not IS_KERAS_3:
         return {}
     known = model._get_metrics_result_or_logs
-    return on_results(lambda results: known(flat(results)))
+
+    def is_of_metric(name: str, value: dict[str, Any]) -> bool:
+        return any(metric.name == name for metric in model.metrics)
+
+    return on_results(lambda results: known(flat(results, is_of_metric)))
 
 
 def resolve_xla(model: tf.keras.Model) -> None:

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from records_of_others import example, image, imagenet, sequence_example, tfds, write
 
+import tfdist
 from tfdist.cli import voice
 from tfdist.errors import CorruptShardError, DataError, OptionError, TfdistError
 from tfdist.records import adopt, check, load_manifest, read
@@ -374,6 +375,8 @@ def test_gzip_files_that_were_put_together(tmp_path):
     (tmp_path / "in/a.tfrecord.gz").write_bytes(data)
     assert adopt(tmp_path / "in").splits["train"].records == 5
     assert batch(tmp_path / "in/train")[1].numpy().tolist() == [0, 1, 2, 3, 4]
+    tfdist.records.write(tmp_path / "in", tmp_path / "anew", num_shards=1)
+    assert sorted(batch(tmp_path / "anew/train")[1].numpy()) == [0, 1, 2, 3, 4]
     (tmp_path / "in/a.tfrecord.gz").write_bytes(data + b"more")
     with pytest.raises(CorruptShardError, match="the gzip stream is damaged"):
         adopt(tmp_path / "in", tmp_path / "out")

@@ -44,6 +44,8 @@ def test_a_file_with_two_names(tmp_path):
     """Its records would count twice."""
     made(tmp_path, "a.tfrecord", "b.tfrecord")
     (tmp_path / "c.tfrecord").symlink_to(tmp_path / "a.tfrecord")
+    assert len(find_files(tmp_path).names) == 3  # Without a record there is nothing to count.
+    (tmp_path / "a.tfrecord").write_bytes(b"records")
     for source in (tmp_path, tmp_path / "*.tfrecord"):
         with pytest.raises(DataError, match=r"a\.tfrecord and c\.tfrecord, which are one file"):
             find_files(source)

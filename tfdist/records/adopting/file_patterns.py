@@ -99,7 +99,7 @@ def _check_once(folder: Path, names: Sequence[str]) -> None:
         with contextlib.suppress(OSError):  # It is told when it is read.
             found = os.stat(folder / name)
             first = seen.setdefault((found.st_dev, found.st_ino), name)
-            if first != name:
+            if first != name and found.st_size:
                 raise DataError(
                     f"each TFRecord file of {folder} must have one name, as its records count once",
                     received=f"{first} and {name}, which are one file",

@@ -11,6 +11,7 @@ import functools
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -75,21 +76,24 @@ class Mirror:
             DataError: one is missing, or not as it must be; those before it are in the folder.
         """
         progress = _Progress(self.url, sum(size or 0 for size in sizes.values()))
-        for name in sizes:
-            self._check_name(name, sizes)
+        self._check_names(sizes)
         for name, size in sizes.items():
             self._fetch(name, below + name, size, (checksums or {}).get(name), progress)
 
-    def _check_name(self, name: str, names: Collection[str]) -> None:
+    def _check_names(self, names: Collection[str]) -> None:
         """Raises DataError for an object that could be no file of its own in the folder."""
-        path = PurePosixPath(name)
-        is_plain = path.as_posix() == name and ".." not in path.parts and not path.is_absolute()
-        if not is_plain or any(parent.as_posix() in names for parent in path.parents):
-            raise DataError(
-                f"an object of {self.url} must have a plain name, and be below no other",
-                received=repr(name),
-                mend="Rename it in the bucket",
-            )
+        paths = {name: PurePosixPath(name) for name in names}
+        times = Counter(path.as_posix() for path in paths.values())
+        for name, path in paths.items():
+            is_plain = ".." not in path.parts and not path.is_absolute()
+            is_alone = times[path.as_posix()] == 1
+            if not (is_plain and is_alone) or any(p.as_posix() in times for p in path.parents):
+                raise DataError(
+                    f"an object of {self.url} must have a plain name of its own, and be below no "
+                    "other",
+                    received=repr(name),
+                    mend="Rename it in the bucket",
+                )
 
     def _fetch(
         self,

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from crc32c import crc32c
 
 from tfdist import __version__
 from tfdist.errors import DataError, OptionError
-from tfdist.records.format.checking import damage
+from tfdist.records.format.checking import ShardReader, damage
 from tfdist.records.format.columns import Columns
 from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES
 from tfdist.records.format.examples import int64_in
-from tfdist.records.format.files import open_regular
 from tfdist.records.format.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -33,7 +30,6 @@ from tfdist.records.writing.streams.shards import StreamShards
 from tfdist.records.writing.streams.writer import cut_frames, mixing_note
 
 _READ_BYTES = 1 << 20
-_GZIP_WINDOW_BITS = 31
 
 
 @dataclass(frozen=True)
@@ -157,26 +153,22 @@ def refuse_for_shards(asked: Mapping[str, bool]) -> None:
 
 def _frames(folder: Path, shard: ShardInfo, manifest: Manifest) -> Iterator[list[bytes]]:
     """Yields the framed records of a shard, some at a time; it must be as it was written."""
-    unzip = (
-        zlib.decompressobj(_GZIP_WINDOW_BITS).decompress
-        if manifest.compression == "gzip"
-        else lambda data: data
-    )
-    rest, checksum, records = b"", 0, 0
+    rest, records = b"", 0
     try:
-        with open_regular(folder / shard.file) as file:
-            while data := file.read(_READ_BYTES):
-                checksum = crc32c(data, checksum)
-                rest += unzip(data)
+        with ShardReader(folder / shard.file, manifest.compression == "gzip", None) as reader:
+            while data := reader.read(_READ_BYTES):
+                rest += data
                 frames, at = cut_frames(rest)
                 rest = rest[at:]
                 records += len(frames)
                 if records > shard.records:
                     break
                 yield frames
-    except (OSError, zlib.error):
+            reader.finish()
+    except OSError:
         raise damage(folder, shard, manifest) from None
-    if rest or records != shard.records or f"{checksum:08x}" != shard.checksum:
+    is_whole = not rest and reader.broken is None and records == shard.records
+    if not is_whole or f"{reader.checksum:08x}" != shard.checksum:
         raise damage(folder, shard, manifest)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import CheckpointError, OptionError, TfdistError, cannot_write
-from tfdist.keras.optimizers import beside_model, fixed_rates_of, unknown_variables
+from tfdist.keras.optimizers import beside_model, fixed_rates_of, put_rates, unknown_variables
 from tfdist.keras.tensors import saved
 from tfdist.records.buckets.urls import url_of
 from tfdist.training.checkpoints import callback_state, checkpoint_files, last_call
@@ -152,6 +152,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._confirm = confirm
         self._was_chief = collective.is_chief
         self.start = Start()
+        self._has_restored = False
         self._state = CheckpointState(data, learned_words(model))
         self.steps_of_epoch = data.steps_per_epoch
         self._beside = beside_model(model)
@@ -175,9 +176,10 @@ class Checkpoints(tf.keras.callbacks.Callback):
             raise problem
         if found[0]:
             self.start = self._restore(*found, checkpoint, data)
+            self._has_restored = True
             callback_state.check_batch(self._others, self.start.callbacks)
-        if own := unknown_variables(model):
-            collective.broadcast(own)
+            if own := unknown_variables(model, shared=True):
+                collective.broadcast(own)
         words = collective.gather(self._state.words())[0]
         if self.start.position != Position():
             self._state.take_words(words)
@@ -351,7 +353,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs: dict | None = None) -> None:
         if self.start.callbacks:
             callback_state.restore_begun(self._others, self.start.callbacks)
-        self._rates = fixed_rates_of(self.model) if self.start.position.step else []
+        # Who joins has them of the others, and restored nothing.
+        self._rates = fixed_rates_of(self.model) if self._has_restored else []
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._current_epoch = epoch
@@ -359,8 +362,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._steps_before = origin.step if epoch == origin.epoch else 0
         self._last_step = going_on.step if epoch == going_on.epoch else 0
         if self._steps_before:  # A callback set the rate by the last one when this epoch began.
-            for optimizer, rate in self._rates:
-                optimizer.learning_rate = rate
+            put_rates(self._rates)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         step = self._steps_before + batch + 1

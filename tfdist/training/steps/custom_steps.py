@@ -187,13 +187,21 @@ class OwnSteps:
 
     def _of_batch(self, running: RunningStep, results: Any) -> Any:
         """Returns what a step, or compute_metrics, has returned as numbers of the global batch."""
-        results = keras.steps.flat(results)
+        names = {metric.name for metric in _metrics(self._model)}
+        # A dict of the user's own stays one: Keras takes its names for those of metrics.
+        results = keras.steps.flat(
+            results,
+            lambda name, value: (
+                name in names or all(id(each) in running.results for each in value.values())
+            ),
+        )
         if not isinstance(results, dict):
             return results
-        self._note(running, results)
+        numbers_shown = keras.steps.flat(results, lambda *_: True)
+        self._note(running, numbers_shown)
         # The last microbatch has no numbers of a batch.
         numbers = RowNumbers(running) if self._options.accumulate_steps == 1 else None
-        self._tell_of_own(results, numbers)
+        self._tell_of_own(numbers_shown, numbers)
         if numbers is None:
             return results
         return {
@@ -215,6 +223,8 @@ class OwnSteps:
         Raises:
             ModelError: its shape is not known, as that of a number for each row.
         """
+        if isinstance(value, dict):
+            return {n: self._of_all(numbers, running, n, each) for n, each in value.items()}
         value = keras.tensors.raw(value)
         if name in self._metric_of or not tf.is_tensor(value) or isinstance(value, tf.Variable):
             return value

@@ -453,6 +453,8 @@ class TestLabels:
             (photos / f"{old}.png").rename(photos / f"{new}.png")
         table = photos / "labels.csv"
         rows = "".join(f"{n},{(n + 1) % 4}.png,{n}.5\n" for n in range(4))
+        table.write_text(f"file,nearest,y\n{rows}")
+        assert values(opened(photos, labels=table), "y").tolist() == [0.5, 1.5, 2.5, 3.5]
         table.write_text(f"id,picture,y\n{rows}")
         with pytest.raises(DataError, match="'id' and, with their suffixes, 'picture'"):
             opened(photos, labels="labels.csv")
@@ -627,6 +629,14 @@ class TestMasks:
         columns = opened(tmp_path / "photos", masks=masks, skip_bad=True)
         stored = Image.open(io.BytesIO(values(columns, "mask")[0]))
         np.testing.assert_array_equal(np.asarray(stored), numbers)
+
+    def test_a_bitmap_that_is_text(self, tmp_path):
+        save(tmp_path / "photos/a.png", size=(4, 1))
+        (tmp_path / "masks").mkdir()
+        (tmp_path / "masks/a.pbm").write_bytes(b"P1\n4 1\n0 1 1 0\n")
+        columns = opened(tmp_path / "photos", masks=tmp_path / "masks")
+        stored = Image.open(io.BytesIO(values(columns, "mask")[0]))
+        np.testing.assert_array_equal(np.asarray(stored), [[1, 0, 0, 1]])
 
     @pytest.mark.parametrize("kind", ["gif", "bmp", "tif", "pgm"])
     def test_grays_of_8_bits_are_numbers(self, tmp_path, kind):

@@ -135,7 +135,7 @@ def _add(found: Annotations, path: Path, value: Mapping[str, Any], wrong: list[s
             continue
         known.update({_id(annotation)} - {None})
         row, (height, width) = rows[annotation["image_id"]]
-        left, top, wide, high = box
+        left, top, wide, high = map(float, box)
         relative = [top / height, left / width, (top + high) / height, (left + wide) / width]
         if max(map(abs, relative)) > MOST_RELATIVE:
             wrong.append(f"{path.name}: annotation {number}")

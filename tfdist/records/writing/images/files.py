@@ -177,9 +177,9 @@ def _stretched(image: Image.Image) -> str | None:
     """Returns of what a file is whose numbers every reader makes grays of, 0 to 255; else None."""
     for codec, _, _, args in image.tile[:1]:
         raw, *more = args if isinstance(args, tuple) else (args,)
-        if codec.startswith("ppm") and more[0] not in (255, 65535):
+        if codec.startswith("ppm") and more and more[0] not in (255, 65535):
             return f"numbers up to {more[0]}, which are read as grays"
-        if str(raw).startswith("L;"):  # Of fewer bits, or inverted.
+        if str(raw).startswith("L;") and raw != "L;R":  # Of fewer bits, or inverted.
             return f"grays of the kind {raw}, which are not read as numbers"
     return None
 

@@ -34,6 +34,8 @@ _FILE_COLUMNS = (
     "id",
     "name",
 )
+# What is called so names the files of its rows; numbers of rows may be called as the others are.
+_SURE_COLUMNS = _FILE_COLUMNS[: _FILE_COLUMNS.index("image_id")]
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,11 @@ def _file_column(
     # A number of a row may well be the name of another row's file, without its suffix.
     best = next(filter(counts.get, called), max(names, key=lambda n: (whole[n], counts[n])))
     other = max(names, key=whole.get)
-    if not whole[best] and whole[other] and found[other] != found[best]:
+    differ = any(
+        a is not None and b is not None and a != b
+        for a, b in zip(found[best], found[other], strict=True)
+    )
+    if not whole[best] and whole[other] and differ and best.lower() not in _SURE_COLUMNS:
         raise DataError(
             f"one column of {rows.path} must name the image files",
             received=f"'{best}' and, with their suffixes, '{other}', which name different ones",

@@ -156,7 +156,7 @@ class Structure:
             raise DataError(
                 "each value of a record must have a name of its own",
                 received=", ".join(map(str, names)),
-                mend=f"Rename one; a label that is no dict is called 'label', a weight '{WEIGHT}'",
+                mend=f"Rename one; what is no dict is called 'x', 'label' or '{WEIGHT}'",
             )
         if asked.client in inputs and len(inputs) > 1:
             inputs = tuple(name for name in inputs if name != asked.client)
