@@ -150,13 +150,14 @@ def _measure(quick: bool) -> list[dict]:
             "tfdist": _with_tfdist(work),
         }
         times: dict[str, list[float]] = {name: [] for name in rounds}
+        count = 1 if quick else work.rounds
         for several in rounds.values():
             several(1)
         for _ in range(2 if quick else work.turns):
             for name, several in rounds.items():
                 start = time.perf_counter()
-                several(work.rounds)
-                times[name].append((time.perf_counter() - start) / work.rounds)
+                several(count)
+                times[name].append((time.perf_counter() - start) / count)
         named = f"federated round, {work.name}"
         target = _TARGETS_TUNED.get(work.name, 1.0)
         rows.append(_row(f"{named}, tuned TFF", times["tuned"], times["tfdist"], target))
@@ -190,15 +191,16 @@ def _seconds_of(other: str, work: Work) -> list[float]:
             rounds=_ROUNDS_OF_OTHERS,
         )
         clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        done = subprocess.run(
-            [python, Path(__file__).parent / "programs" / f"{program}_rounds.py", given, out],
-            env=clean,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=log.open("wb"),  # No pipe, which Ray's processes would hold.
-            timeout=_TIMEOUT_S / 2,
-            check=False,
-        )
+        with log.open("wb") as said:
+            done = subprocess.run(
+                [python, Path(__file__).parent / "programs" / f"{program}_rounds.py", given, out],
+                env=clean,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=said,  # No pipe, which Ray's processes would hold.
+                timeout=_TIMEOUT_S / 2,
+                check=False,
+            )
         if done.returncode:
             raise RuntimeError(log.read_text(errors="replace")[-2000:])
         return json.loads(out.read_text())
