@@ -846,6 +846,17 @@ def late_sequential() -> keras.Model:
     return compiled(keras.Sequential([layers.Dense(8, "tanh"), layers.Dense(3, "softmax")]))
 
 
+@scenario("mirrored")
+def a_sequential_without_an_input_is_built_by_arrays(strategy, folder):
+    x, y = data()
+    model, reference = strategy.build(late_sequential), late_sequential()
+    for each in (model, reference):
+        keras.utils.set_random_seed(3)
+        each.fit(x, y, epochs=2, batch_size=8, shuffle=False, verbose=0)
+    for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
+
+
 @scenario("single", "mirrored", "horovod", long=True)
 def models_that_data_builds(strategy, folder):
     feed = strategy.dataset(data(), global_batch_size=8, seed=2)

@@ -344,6 +344,23 @@ def a_running_mean_in_a_variable_of_a_layer_is_of_all_rows(strategy, folder):
 
 
 @scenario("mirrored")
+def what_no_file_of_keras_holds_is_told_when_it_is_saved(strategy, folder):
+    class Written(RunningMean):
+        def save_own_variables(self, store):
+            store["mean"] = self.mean.numpy()
+
+    def told(layer):
+        model = strategy.build(lambda: mlp(layer, lambda: layers.Dropout(0.1)))
+        model.fit(X, Y, verbose=0)
+        with contextlib.redirect_stderr(io.StringIO()) as heard:
+            strategy.save(model, folder / "model.keras")
+        return heard.getvalue()
+
+    assert "model.keras does not hold what layers keep in a tf.Variable" in told(RunningMean)
+    assert told(Written) == told(layers.BatchNormalization) == ""
+
+
+@scenario("mirrored")
 def trials_leave_no_trace_in_a_variable_of_a_layer(strategy, folder):
     def model_fn():
         model = keras.Sequential([keras.Input((6,)), CountsSteps(), layers.Dense(1)])

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.compat import is_keras
 from tfdist.errors import ModelError
+from tfdist.keras.layers import layers_in
 from tfdist.keras.tensors import all_raw, raw
 from tfdist.keras.version import IS_KERAS_3
 
@@ -153,6 +154,20 @@ def unknown_variables(model: tf.keras.Model, *, shared: bool = False) -> list[tf
     if shared:
         known |= {id(one.state) for one in items if isinstance(one, tf.random.Generator)}
     return [one for one in items if isinstance(one, tf.Variable) and id(one) not in known]
+
+
+def unsaved_variables(model: tf.keras.Model) -> list[tf.Variable]:
+    """Returns those of ``unknown_variables`` that no file of Keras 3 holds, ``.keras`` or weights.
+
+    A layer with a ``save_own_variables`` of its own is taken to write what it has made.
+    """
+    found = unknown_variables(model, shared=True)
+    if not found:
+        return []
+    base = tf.keras.layers.Layer.save_own_variables
+    write = [one for one in layers_in(model) if type(one).save_own_variables is not base]
+    written = {id(value) for one in write for value in descendants_of(one)}
+    return [variable for variable in found if id(variable) not in written]
 
 
 def gradients_of(

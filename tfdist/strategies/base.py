@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -352,6 +353,20 @@ def _check_is_model(target: Path) -> None:
         )
 
 
+def _warn_of_what_is_not_saved(model: tf.keras.Model, target: Path) -> None:
+    from tfdist.keras.optimizers import unsaved_variables
+
+    if lost := unsaved_variables(model):
+        names = ", ".join(variable.name.partition(":")[0] for variable in lost[:3])
+        print(
+            f"tfdist: warning: {target} does not hold what layers keep in a tf.Variable, which "
+            f"Keras 3 leaves out of its files ({len(lost)}: {names}): a model that is loaded from "
+            "it begins with new ones. Give the layer save_own_variables and load_own_variables",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
 def save_atomically(model: tf.keras.Model, path: str | os.PathLike) -> None:
     """Writes ``model`` as Keras would, under a temporary name beside ``path``, then renames it.
 
@@ -363,6 +378,7 @@ def save_atomically(model: tf.keras.Model, path: str | os.PathLike) -> None:
     target = Path(path)
     check_folder(target)
     _check_is_model(target)
+    _warn_of_what_is_not_saved(model, target)
     try:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
             written = Path(folder) / target.name
