@@ -335,6 +335,8 @@ def test_a_mistake_that_a_rank_finds_is_one_line_too(train, model, options, word
     assert not folder.exists()
 
 
+# A program that starts warm has the frames of what it was forked from.
+@pytest.mark.honest_start
 @pytest.mark.parametrize(
     "where",
     [SINGLE, *long((SEVERAL,))],
