@@ -38,43 +38,31 @@ class Runs:
 
     folder: Path
     names: list[str]
-    _found: dict[str, list[dict[Any, dict]] | Exception] = field(default_factory=dict)
+    _found: dict[str, list[dict[Any, dict]]] = field(default_factory=dict)
 
     def of(self, where: str, options: dict, ranks: int = 1) -> list[dict[Any, dict]]:
-        """Returns for each rank (habit, parts) -> its line; see ``run_habits.py``.
-
-        Raises: what the run has failed with, to each habit that asks for it.
-        """
+        """Returns for each rank (habit, parts) -> its line; see ``run_habits.py``."""
         if where not in self._found:
-            try:
-                self._found[where] = self._run(where, options, ranks)
-            except Exception as error:
-                self._found[where] = error
-        found = self._found[where]
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    def _run(self, where: str, options: dict, ranks: int) -> list[dict[Any, dict]]:
-        out = self.folder / where
-        launch = f"-m tfdist launch --strategy {where} --workers {ranks} --"
-        launcher = [sys.executable, *launch.split()] if ranks > 1 else []
-        program = [_FOLDER / "run_habits.py", where, json.dumps(options), out, *self.names]
-        done = subprocess.run(
-            [*launcher, sys.executable, *program],
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-        found = []
-        for rank in range(ranks):
-            lines = map(json.loads, out.with_suffix(f".{rank}.jsonl").open())
-            found.append({(line["habit"], line["parts"]): line for line in lines})
-        return found
+            # A job that failed is not run once more for each habit: without a line, each fails.
+            self._found[where] = [{}] * ranks
+            out = self.folder / where
+            launch = f"-m tfdist launch --strategy {where} --workers {ranks} --"
+            launcher = [sys.executable, *launch.split()] if ranks > 1 else []
+            program = [_FOLDER / "run_habits.py", where, json.dumps(options), out, *self.names]
+            done = subprocess.run(
+                [*launcher, sys.executable, *program],
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+            assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+            for rank in range(ranks):
+                lines = map(json.loads, out.with_suffix(f".{rank}.jsonl").open())
+                self._found[where][rank] = {(line["habit"], line["parts"]): line for line in lines}
+        return self._found[where]
 
 
 @pytest.fixture(scope="module")

@@ -85,8 +85,7 @@ def _inputs_of(x: Any) -> tuple[Any, Any]:
 def _refuse_weights_from_elsewhere(model: tf.keras.Model) -> None:
     is_here = model.distribute_strategy.extended.variable_created_in_scope
     built = [layer for layer in keras.layers.layers_in(model) if layer.built]  # Others have none.
-    weights = [weight for layer in built for weight in layer.weights]
-    if not all(is_here(weight) for weight in keras.tensors.all_raw(weights)):
+    if not all(is_here(weight) for layer in built for weight in keras.layers.variables_in(layer)):
         raise ModelError(
             "the weights of a model must be made in the scope of its strategy",
             received=f"model '{model.name}', which has been built outside of it",
