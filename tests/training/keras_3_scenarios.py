@@ -443,6 +443,35 @@ def a_resumed_fit_draws_what_the_unbroken_one_did(strategy, folder):
         assert np.any(before != expected)
 
 
+class Unseeded(layers.Layer):
+    def call(self, x, training=False):
+        import keras as keras_3  # tf.keras has no keras.random.
+
+        return x + keras_3.random.normal((4,)) if training else x
+
+
+@scenario("single", "mirrored", "horovod")
+def what_draws_without_a_seed_is_told_or_refused(strategy, folder):
+    def fit(epochs: int, **options: Any) -> str:
+        said = io.StringIO()
+        feed = strategy.dataset((X, Y), global_batch_size=GLOBAL_BATCH_SIZE)
+        model = strategy.build(lambda: mlp(lambda: layers.Dense(4), lambda: Unseeded(name="noise")))
+        keep = [tfdist.Checkpoints(folder / "kept", **options)]
+        with contextlib.redirect_stdout(said):
+            model.fit(feed, epochs=epochs, callbacks=keep, verbose=0, check_rows=False)
+        return said.getvalue()
+
+    if strategy.name == "mirrored":
+        with pytest.raises(TfdistError, match="SeedGenerator that the layer has made"):
+            fit(1)
+        return
+    is_chief = strategy.topology.is_chief
+    is_divided = strategy.topology.world_size > 1
+    told = "layer 'noise' draws random numbers"
+    assert (f"{told} by itself" in fit(1)) == (is_chief and is_divided)
+    assert (f"{told} that no checkpoint holds" in fit(2, resume=True)) == is_chief
+
+
 @scenario(long=True)
 def labels_of_a_class_that_the_loss_leaves_out(strategy, folder):
     loss = partial(keras.losses.SparseCategoricalCrossentropy, ignore_class=1)

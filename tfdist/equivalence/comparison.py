@@ -257,9 +257,9 @@ def _others_that_draw(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> l
     """Returns what of the user's own draws random numbers in a step: layers, or the step."""
     import tensorflow as tf
 
-    from tfdist.training.layers.randomness import drawn_in
+    from tfdist.training.layers.randomness import drawn_in, unseeded
 
     with contextlib.suppress(Exception):  # Whatever a user's step does where it is traced alone.
         graph = tf.function(model.train_step).get_concrete_function(element_spec).graph
-        return drawn_in(model, graph, graph.get_operations())
+        return drawn_in(model, unseeded(graph, graph.get_operations()))
     return []

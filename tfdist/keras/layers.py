@@ -336,6 +336,15 @@ def seeds_in(model: tf.keras.Model) -> list[tf.Variable]:
     return [generator.state.value for generator in _generators_in(model)]
 
 
+def shared_seed() -> tf.Variable | None:
+    """Returns what ``keras.random`` draws from where it is given no seed; None before it does."""
+    if not IS_KERAS_3:
+        return None
+    state = keras_source("backend.common.global_state")
+    generator = state.get_global_attribute("global_seed_generator")
+    return None if generator is None else generator.state.value
+
+
 #: What is to be put in the place of attributes: their owner, and the values by their names.
 Replacement = tuple[Any, dict[str, Any]]
 

@@ -21,6 +21,7 @@ from tfdist.training.engine.options import StepOptions
 from tfdist.training.feed.feed import Feed
 from tfdist.training.layers import batch_norm
 from tfdist.training.layers.hugging_face import shared_loss
+from tfdist.training.layers.randomness import Draws
 from tfdist.training.loops.batch_methods import RunsAndBatches
 from tfdist.training.memory.sharded_slots import ShardedSlots
 from tfdist.training.memory.sharded_weights import ShardedWeights
@@ -91,6 +92,8 @@ def assemble(
         _put_shared_steps(binding, strategy_name, options)
     if engine.steps is not None:
         binding.put(model, {name: getattr(engine.steps, name) for name in STEPS})
+    elif not takes_shared_steps:
+        binding.enclose([(("train_step",), Draws(binding).enclosed)])
     runs = RunsAndBatches(
         binding,
         scaling,

@@ -119,6 +119,22 @@ def test_resuming_within_an_epoch_equals_the_unbroken_fit(broken):
         np.testing.assert_allclose(values, expected.history[name][1:], atol=1e-6, err_msg=name)
 
 
+def test_what_draws_other_numbers_in_a_resumed_fit_is_told(broken, tmp_path, capsys):
+    def noisy():
+        keras.utils.set_random_seed(5)
+        parts = [keras.layers.Dropout(0.5, name="drop"), keras.layers.GaussianNoise(0.1, name="n")]
+        model = keras.Sequential([keras.Input((4,)), *parts, keras.layers.Dense(2, "softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    broken_fit(tmp_path / "noisy", model=noisy())
+    fit(Checkpoints(broken, resume=True))
+    assert "no checkpoint holds" not in capsys.readouterr().out
+    fit(Checkpoints(tmp_path / "noisy", resume=True), model=noisy())
+    told = "tfdist: layer 'drop', layer 'n' draws random numbers that no checkpoint holds"
+    assert capsys.readouterr().out.count(told) == 1
+
+
 @pytest.mark.long
 def test_resuming_within_an_epoch_of_batches_of_similar_lengths(tmp_path):
     tokens = [_RNG.integers(1, 9, length) for length in _RNG.integers(1, 20, 22)]

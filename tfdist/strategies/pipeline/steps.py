@@ -57,7 +57,7 @@ class PipelineSteps:
         self._frozen = frozen
         is_sum(model)  # A loss that cannot be shared is refused before the first step.
         self._losses: tuple[Any, Any] = (None, None)
-        self._draws = Draws(model, self.ranks, by_microbatch=True)
+        self._draws = Draws(binding, by_microbatch=True)
         self.output_keys = [id(tensor) for tensor in graph.outputs]
         self._forward_order = [slot.task for slot in schedule.timeline() if slot.task.is_forward]
         if not schedule.whole:  # As soon as the chunk before has finished a microbatch.

@@ -22,6 +22,7 @@ from tfdist.errors import CheckpointError, OptionError, TfdistError, cannot_writ
 from tfdist.keras.optimizers import beside_model, fixed_rates_of, put_rates, unknown_variables
 from tfdist.keras.tensors import saved
 from tfdist.records.buckets.urls import url_of
+from tfdist.records.wording import listed
 from tfdist.training.checkpoints import callback_state, checkpoint_files, last_call
 from tfdist.training.checkpoints.bucket_checkpoints import BucketCheckpoints
 from tfdist.training.checkpoints.checkpoint_state import (
@@ -365,6 +366,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
             put_rates(self._rates)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        self._tell_of_draws()
         step = self._steps_before + batch + 1
         every = self._every_steps
         # An execution of several steps may pass over the one that was due.
@@ -385,6 +387,16 @@ class Checkpoints(tf.keras.callbacks.Callback):
     def on_train_end(self, logs: dict | None = None) -> None:
         if self._bucket and self._collective.is_chief:
             self._bucket.finish()
+
+    def _tell_of_draws(self) -> None:
+        """Tells once, when the first step of a resumed fit is traced, what draws other numbers."""
+        if self._has_restored and self._binding.drawing:
+            print(
+                f"tfdist: {listed(self._binding.drawing)} draws random numbers that no checkpoint "
+                "holds: as good ones, but not those of a training without a break",
+                flush=True,
+            )
+        self._has_restored = False
 
     def _leave(self) -> NoReturn:
         self.on_train_end()

@@ -110,6 +110,7 @@ class Binding:
         moved: a ``layer_state.Moved`` for each thing that the user's own layers change in a step;
             known before the first one.
         has_told_of_step: whether the user knows that a train_step of his own is not exact here.
+        drawing: what draws random numbers in the traced step that no checkpoint holds, for people.
         noise: a ``gradient_noise.GradientNoise`` that steps tell their gradients; None without.
         takes_body: whether a fit runs whose steps are the body of a user's own loop.
         traced_body: that of the last loop, and how often the model was compiled then; and what
@@ -130,6 +131,7 @@ class Binding:
         self.alike_look_ups: frozenset[Any] = frozenset()
         self.moved: Sequence[Any] = ()
         self.has_told_of_step = False
+        self.drawing: Sequence[str] = ()
         self.noise: Any = None
         self.takes_body = False
         self.traced_body: tuple[Any, Any] = (None, None)

@@ -7,6 +7,7 @@ resumed at a step, in a process whose ``keras.utils.set_random_seed`` was the sa
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import is_keras
-from tfdist.errors import OptionError
+from tfdist.errors import ModelError, OptionError
 from tfdist.keras import step_context
-from tfdist.keras.layers import layer_of_scope, layers_in, random_generator
+from tfdist.keras.layers import layer_of_scope, layers_in, random_generator, shared_seed
 from tfdist.training.engine.binding import Binding
-from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.failure_notices import ToldOnce
 
 # Operations whose results are others each time they run.
@@ -45,6 +45,8 @@ _NOISE = (
     _L.Dropout, _L.AlphaDropout, _L.GaussianDropout, _L.GaussianNoise,
     _L.SpatialDropout1D, _L.SpatialDropout2D, _L.SpatialDropout3D,
 )  # fmt: skip
+# How TensorFlow says that a replica has made a variable while a step was traced.
+_MADE_LATE = "only supports singleton tf.Variables"
 # Between the seeds of two processes: TensorFlow adds the numbers of operations to them.
 _APART = 2**20
 #: Graphs whose seed is this process's own already.
@@ -203,7 +205,8 @@ _DRAWS = {
 
 def unseeded(graph: tf.Graph, operations: Sequence[tf.Operation]) -> list[str]:
     """Returns names of ``operations`` of ``graph`` that draw other numbers each time they run."""
-    found = [op.name for op in operations if op.type in _UNSEEDED]
+    readers = _readers_of_shared_seed(graph)
+    found = [op.name for op in operations if op.type in _UNSEEDED or op.name in readers]
     called = {
         attribute.func.name
         for op in operations
@@ -213,13 +216,20 @@ def unseeded(graph: tf.Graph, operations: Sequence[tf.Operation]) -> list[str]:
     return found or (_unseeded_within(called, graph) if called else [])
 
 
-def drawn_in(
-    model: tf.keras.Model, graph: tf.Graph, operations: Sequence[tf.Operation]
-) -> list[str]:
-    """Returns what draws numbers in a step of ``model`` beside Keras' own layers, for people.
+def _readers_of_shared_seed(graph: tf.Graph) -> set[str]:
+    """Returns names of operations of a step that read what all of a process draw from."""
+    seed = shared_seed()
+    captured = [] if seed is None else getattr(graph, "captures", ())
+    places = [place for handle, place in captured if handle is seed.handle]
+    return {reader.name for place in places for reader in place.consumers()}
+
+
+def drawn_in(model: tf.keras.Model, names: Sequence[str], *, by_keras: bool = False) -> list[str]:
+    """Returns what draws numbers in a step of ``model``, for people.
 
     Args:
-        operations: of ``graph``, which make the step.
+        names: of the operations that draw them, see ``unseeded``.
+        by_keras: whether Keras' own layers are told of, too.
     """
     layers = {layer.name: layer for layer in layers_in(model) if layer is not model}
     # Loops of layers that augment carry no layer's name.
@@ -227,41 +237,61 @@ def drawn_in(
     whole = "train_step" if has_own_step else f"model '{model.name}'"
     tells_whole = _is_of_a_user(model) and not any(augments(layer) for layer in layers.values())
     found = []
-    for operation in unseeded(graph, operations):
+    for operation in names:
         within = [name for scope in operation.split("/") if (name := layer_of_scope(scope, layers))]
-        if within and _is_of_a_user(layers[within[-1]]):
+        if within and (by_keras or _is_of_a_user(layers[within[-1]])):
             found.append(f"layer '{within[-1]}'")
-        elif not within and tells_whole:
+        elif not within and (by_keras or tells_whole):
             found.append(whole)
     return list(dict.fromkeys(found))
 
 
 class Draws:
-    """Tells once what of the user's own draws random numbers in the steps of ``model``.
+    """Finds what draws random numbers in the steps of a model, and tells once what of the user's
+    own does where a batch is divided.
 
     Args:
         by_microbatch: whether a replica meets its rows in parts.
     """
 
-    def __init__(
-        self, model: tf.keras.Model, collective: Collective, *, by_microbatch: bool = False
-    ):
-        self._model = model
-        self._collective = collective
-        self._by_microbatch = by_microbatch
+    def __init__(self, binding: Binding, *, by_microbatch: bool = False):
+        self._binding = binding
+        self._divides = by_microbatch or binding.collective.num_replicas > 1
         self._line = ToldOnce()
+
+    def enclosed(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns ``step``, of which the same is found."""
+
+        @functools.wraps(step)
+        def train_step(data: Any) -> Any:
+            with self.told():
+                return step(data)
+
+        return train_step
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
         """Encloses a step that is traced."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         before = 0 if graph is None else len(graph.get_operations())
-        yield
-        divides = self._by_microbatch or self._collective.num_replicas > 1
-        is_own = any(_is_of_a_user(layer) for layer in layers_in(self._model))
-        if graph is None or not (divides and is_own and self._collective.is_chief):
+        try:
+            yield
+        except ValueError as error:
+            if _MADE_LATE not in str(error):
+                raise
+            raise ModelError(
+                "a model must have all its variables before a step is traced, and keras.random makes "
+                "one on each replica where it is given no seed",
+                received=str(error).splitlines()[0],
+                mend="Make variables in build, and give keras.random a keras.random.SeedGenerator "
+                "that the layer has made in __init__, as seed",
+            ) from error
+        if graph is None or not self._binding.collective.is_chief:
             return
-        found = drawn_in(self._model, graph, graph.get_operations()[before:])
+        model = self._binding.model
+        names = unseeded(graph, graph.get_operations()[before:])
+        self._binding.drawing = drawn_in(model, names, by_keras=True)
+        found = drawn_in(model, names) if self._divides else []
         if found:
             self._line.failed(
                 f"{', '.join(found)} draws random numbers by itself: other ones for each part of a "

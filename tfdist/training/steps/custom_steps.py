@@ -69,7 +69,7 @@ class OwnSteps:
         self._replica = replica
         #: What a step returns -> the metric whose result that is, of the last step traced.
         self._metric_of: dict[str, str] = {}
-        self._draws = randomness.Draws(binding.model, binding.collective)
+        self._draws = randomness.Draws(binding)
         self._numbers = ToldOnce()
         self._losses = ToldOnce()
         self._gradients = ToldOnce()

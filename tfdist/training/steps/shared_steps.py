@@ -56,7 +56,7 @@ class SharedSteps:
         self._results = binding.results
         self._options = options
         by_microbatch = options.accumulate_steps > 1
-        self._draws = Draws(model, self._collective, by_microbatch=by_microbatch)
+        self._draws = Draws(binding, by_microbatch=by_microbatch)
         self._sharded = binding.sharded and ShardedUpdate(binding, binding.sharded)
         self._recomputation: Recomputation | None = None
         divided = binding.sharded if isinstance(binding.sharded, ShardedWeights) else None
