@@ -96,7 +96,9 @@ def hand_over() -> None:
     name = argv[1] if argv[:1] == ["-m"] else "".join(argv[:1])
     if name != "tfdist" and not name.startswith(_PROGRAMS) and not name.endswith(".py"):
         return
-    keras = "3" if os.environ.get(_KERAS, "1").lower() in ("0", "false") else "2"
+    if _KERAS not in os.environ:  # What tfdist is imported for sets it, and here it is imported.
+        return
+    keras = "3" if os.environ[_KERAS].lower() in ("0", "false") else "2"
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(_ANSWER_S)
     umask = os.umask(0)

@@ -35,9 +35,10 @@ def test_told_bytes_are_shown_beside_those_of_a_step(model):
     assert [check.name for check in checks] == ["single", "mirrored"]
     for check, row in zip(checks, made.rows, strict=False):
         assert check.told == row.peak
-        # Two replicas hold more or less at a time by the order in which threads run.
-        near = 0.05 if check.name == "single" else 0.15
-        assert check.measured == pytest.approx(check.told, rel=near), check.why
+        # Two replicas hold more or less at a time by the order in which threads run, less where
+        # the machine is busy.
+        least, most = (0.95, 1.05) if check.name == "single" else (0.6, 1.15)
+        assert least <= check.measured / check.told <= most, check.why
 
 
 def test_devices_that_are_not_here_are_refused():
