@@ -240,6 +240,9 @@ def test_on_two_nodes_it_follows_the_load_and_no_request_fails(run_folder, tmp_p
     assert ray_folder.write(hosting, folder, 2, print) == 2
     asked.mkdir()
     assert gate.prepare(hosting.served, 8, asked) is None
+    gate.expect(hosting.served, asked, tmp_path / "expected.npz")
+    exam = gate.Exam(asked, tmp_path / "expected.npz")
+    assert len(exam.instances) == 4
     config = yaml.safe_load((folder / "serve.yaml").read_text())
     port = _free_port()
     config["http_options"]["port"] = port
@@ -253,7 +256,7 @@ def test_on_two_nodes_it_follows_the_load_and_no_request_fails(run_folder, tmp_p
     deployed.come_to(1)
 
     def ask() -> None:
-        assert gate.compare(asked, deployed.address, "lights", None) == 4
+        gate.compare(exam, deployed.address, "lights", None)
 
     assert deployed.status(b'{"instances": [1]}') == 400
     assert deployed.status(b" " * (2 << 20)) == 413

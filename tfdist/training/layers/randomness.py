@@ -280,8 +280,8 @@ class Draws:
             if _MADE_LATE not in str(error):
                 raise
             raise ModelError(
-                "a model must have all its variables before a step is traced, and keras.random makes "
-                "one on each replica where it is given no seed",
+                "a model must have all its variables before a step is traced, and keras.random "
+                "makes one on each replica where it is given no seed",
                 received=str(error).splitlines()[0],
                 mend="Make variables in build, and give keras.random a keras.random.SeedGenerator "
                 "that the layer has made in __init__, as seed",
