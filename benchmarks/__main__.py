@@ -51,7 +51,14 @@ MODULES = (
 def main(quick: bool, only: tuple[str, ...]) -> None:
     """Measures tfdist against code written by hand. Takes about an hour on two idle cores."""
     console = Console()
-    load_before = machine.load()
+    facts = {
+        "cores": psutil.cpu_count(logical=False),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "quick": quick,
+        "load_before": machine.load(),
+    }
+    path = _RESULTS / f"{datetime.datetime.now():%Y-%m-%dT%H-%M-%S}.json"
     rows: list[dict[str, Any]] = []
     ratios: list[dict[str, Any]] = []
     own_tables: list[Table] = []
@@ -66,17 +73,10 @@ def main(quick: bool, only: tuple[str, ...]) -> None:
             own_tables.append(module.table(found))
         else:
             ratios += found
+        # After each part, so that what breaks in one of them costs none of the others.
+        _write(path, {"machine": facts | {"load_after": machine.load()}, "rows": rows})
     for table in ([_table(ratios)] if ratios else []) + own_tables:
         console.print(table)
-    facts = {
-        "cores": psutil.cpu_count(logical=False),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "quick": quick,
-        "load_before": load_before,
-        "load_after": machine.load(),
-    }
-    path = _write({"machine": facts, "rows": rows})
     console.print(f"written to {path}", soft_wrap=True)
 
 
@@ -104,12 +104,11 @@ def _met(row: dict[str, Any]) -> str:
     return "yes" if row["ratio"] >= row["target"] else "no"
 
 
-def _write(result: dict[str, Any]) -> Path:
-    _RESULTS.mkdir(exist_ok=True)
-    path = _RESULTS / f"{datetime.datetime.now():%Y-%m-%dT%H-%M-%S}.json"
+def _write(path: Path, result: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(result, indent=2) + "\n")
-    return temporary.replace(path)
+    temporary.replace(path)
 
 
 if __name__ == "__main__":

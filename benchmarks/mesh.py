@@ -29,6 +29,7 @@ def run(quick: bool = False) -> list[dict]:
     for batch, model in _MESHES[1:2] if quick else ((1, 2), (2, 2)):
         numbers = (str(number) for number in (batch, model, 2 if quick else 15))
         rows.append(_in_a_process("benchmarks.programs.pair_dtensor", *numbers))
+    rows.append(_in_a_process("benchmarks.programs.floor_mesh", str(2 if quick else 15)))
     return rows
 
 

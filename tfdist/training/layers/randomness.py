@@ -256,11 +256,11 @@ class Draws:
 
     def __init__(self, binding: Binding, *, by_microbatch: bool = False):
         self._binding = binding
-        self._divides = by_microbatch or binding.collective.num_replicas > 1
+        self._by_microbatch = by_microbatch
         self._line = ToldOnce()
 
     def enclosed(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns ``step``, of which the same is found."""
+        """Returns a step, in which it finds what draws."""
 
         @functools.wraps(step)
         def train_step(data: Any) -> Any:
@@ -291,8 +291,8 @@ class Draws:
         model = self._binding.model
         names = unseeded(graph, graph.get_operations()[before:])
         self._binding.drawing = drawn_in(model, names, by_keras=True)
-        found = drawn_in(model, names) if self._divides else []
-        if found:
+        found = drawn_in(model, names)
+        if found and (self._by_microbatch or self._binding.collective.num_replicas > 1):
             self._line.failed(
                 f"{', '.join(found)} draws random numbers by itself: other ones for each part of a "
                 "batch that is divided, so weights are not one device's"
