@@ -112,7 +112,7 @@ def make_converter(model: PlainModel, how: Conversion) -> tf.lite.TFLiteConverte
     """Returns a converter, which can convert once."""
     function = _traced(model, how)
     # With a model of Keras 3 itself the file's weights would be any bytes.
-    kept = keras.tensors.saved(model.keras)
+    kept = keras.trackables.saved(model.keras)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function], kept)
     if how.quantization == "none":
         return converter
@@ -266,7 +266,7 @@ def _layers_with(op: str, text: str, names: set[str]) -> list[str]:
     """Returns the layers in which TensorFlow saw an operator: "model/layer/Op@function"."""
     found = re.findall(r'"([\w./-]+)@', text)
     return [
-        f"'{keras.layers.layer_of_scope(parts[-2], names) or parts[-2]}'"
+        f"'{keras.graph.layer_of_scope(parts[-2], names) or parts[-2]}'"
         for parts in (name.split("/") for name in found)
         if len(parts) > 1 and re.fullmatch(rf"{op}(_\d+)?", parts[-1])
     ]

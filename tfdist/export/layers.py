@@ -18,7 +18,8 @@ from tfdist.export.flatbuffer import computed_tensors, input_order, tensor_names
 from tfdist.export.models import PlainModel
 from tfdist.export.quiet import quiet
 from tfdist.export.samples import Rows
-from tfdist.keras.layers import layer_of_scope, layers_in, output_names
+from tfdist.keras.graph import layer_of_scope, output_names
+from tfdist.keras.layers import layers_in
 
 # The debugger runs each operator twice, in slow reference kernels.
 _RECORDS = 20

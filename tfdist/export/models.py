@@ -14,7 +14,8 @@ import tensorflow as tf
 from tfdist.compat import package_of
 from tfdist.errors import ExportError, ModelError
 from tfdist.export.trust import check
-from tfdist.keras.layers import called_with, input_names, layers_in, nested_inputs, output_names
+from tfdist.keras.graph import called_with, input_names, nested_inputs, output_names
+from tfdist.keras.layers import layers_in
 from tfdist.keras.losses import compiled_loss
 from tfdist.records.buckets.cache import local_tree
 from tfdist.records.buckets.urls import url_of

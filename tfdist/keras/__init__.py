@@ -4,6 +4,30 @@ Nothing else in tfdist touches a private name of Keras, which ruff holds (SLF001
 says what it hides. Where Keras 2 and Keras 3 differ, it does what the one that is here needs.
 """
 
-from tfdist.keras import layers, losses, optimizers, settings, steps, tensors
+from tfdist.keras import (
+    graph,
+    layers,
+    loss_scale,
+    losses,
+    optimizers,
+    rates,
+    seeds,
+    settings,
+    steps,
+    tensors,
+    trackables,
+)
 
-__all__ = ["layers", "losses", "optimizers", "settings", "steps", "tensors"]
+__all__ = [
+    "graph",
+    "layers",
+    "loss_scale",
+    "losses",
+    "optimizers",
+    "rates",
+    "seeds",
+    "settings",
+    "steps",
+    "tensors",
+    "trackables",
+]

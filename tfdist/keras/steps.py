@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import OptionError
-from tfdist.keras.optimizers import optimizers_of
+from tfdist.keras.trackables import optimizers_of
 from tfdist.keras.version import IS_KERAS_3
 
 #: Whether a model can be built by its first batch, within a strategy that has taken it before.

@@ -60,20 +60,6 @@ def all_raw(variables: Iterable[Any]) -> list[tf.Variable]:
     return [raw(variable) for variable in variables]
 
 
-def saved(part: Any) -> Any:
-    """Returns what a checkpoint keeps of a model or an optimizer.
-
-    In Keras 3 neither tells TensorFlow of variables that it keeps in lists, as Adam does its
-    slots. There all are named by their order.
-    """
-    if not IS_KERAS_3 or isinstance(part, tf.train.Checkpoint):
-        return part
-    of_metrics = {id(v) for metric in getattr(part, "metrics", []) for v in metric.variables}
-    return tf.train.Checkpoint(
-        kept=all_raw(variable for variable in part.variables if id(variable) not in of_metrics)
-    )
-
-
 def path_of(variable: Any) -> str:
     """Returns the names of a variable and of the layers that it lies in: "dense/kernel"."""
     return variable.path if IS_KERAS_3 else variable.name

@@ -94,8 +94,7 @@ def _index(checkpoint: Path) -> Path:
 
 def _restore(model: tf.keras.Model, path: Path) -> tuple[int, int]:
     """Gives ``model`` the weights of a checkpoint; returns its place, (epoch, step)."""
-    from tfdist.keras.optimizers import unknown_variables
-    from tfdist.keras.tensors import saved
+    from tfdist.keras.trackables import saved, unknown_variables
 
     reader = tf.train.load_checkpoint(str(path))
     place = reader.get_tensor("state/position/.ATTRIBUTES/VARIABLE_VALUE")

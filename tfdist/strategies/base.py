@@ -354,7 +354,7 @@ def _check_is_model(target: Path) -> None:
 
 
 def _warn_of_what_is_not_saved(model: tf.keras.Model, target: Path) -> None:
-    from tfdist.keras.optimizers import unsaved_variables
+    from tfdist.keras.trackables import unsaved_variables
 
     if lost := unsaved_variables(model):
         names = ", ".join(variable.name.partition(":")[0] for variable in lost[:3])

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist import keras
 from tfdist.errors import ModelError
-from tfdist.keras.optimizers import optimizers_of
+from tfdist.keras.trackables import optimizers_of
 from tfdist.training.engine.binding import LOOPS, Binding, Engine
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.elastic_collective import ElasticCollective
@@ -134,7 +134,7 @@ def _put_shared_steps(binding: Binding, strategy_name: str, options: StepOptions
     warn_of_padding(model, is_chief=collective.is_chief)
     for owner, values in (
         *keras.layers.losses_apart(model),
-        *keras.layers.draws_by_step(model),
+        *keras.seeds.draws_by_step(model),
         (model, keras.steps.building_nothing_from_data()),
     ):
         binding.put(owner, values)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
-from tfdist.keras.optimizers import loss_scale_state
+from tfdist.keras.loss_scale import loss_scale_state
 from tfdist.training.model.precision import in_full, policy
 
 

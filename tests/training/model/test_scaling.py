@@ -13,7 +13,7 @@ from tfdist.errors import OptionError
 tf = pytest.importorskip("tensorflow")
 keras = tf.keras
 
-from tfdist.keras.optimizers import given_learning_rate  # noqa: E402
+from tfdist.keras.rates import given_learning_rate  # noqa: E402
 from tfdist.strategies import strategy  # noqa: E402
 from tfdist.training.model.scaling import ScaleLearningRate, Scaling  # noqa: E402
 

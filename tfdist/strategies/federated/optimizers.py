@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.compat import import_tensorflow_federated
 from tfdist.errors import ModelError
-from tfdist.keras.optimizers import given_learning_rate
+from tfdist.keras.rates import given_learning_rate
 
 tff = import_tensorflow_federated()
 

@@ -28,7 +28,7 @@ def convert(model: tf.keras.Model, context: Context, inputs: list[Any]) -> list[
         UnsupportedLayerError: a layer that has no conversion.
     """
     # The traversal of Keras' own Functional._run_internal_graph.
-    if not keras.layers.has_graph(model):
+    if not keras.graph.has_graph(model):
         raise _without_graph(model)
     values: dict[str, list[Any]] = {}
 
@@ -36,10 +36,10 @@ def convert(model: tf.keras.Model, context: Context, inputs: list[Any]) -> list[
         symbols, results = tf.nest.flatten(symbols), _flat(results)
         assert len(symbols) == len(results), (symbols, results)
         for symbol, result in zip(symbols, results, strict=True):
-            values[str(id(symbol))] = [result] * keras.layers.num_readers(model, symbol)
+            values[str(id(symbol))] = [result] * keras.graph.num_readers(model, symbol)
 
     put(model.inputs, inputs)
-    for node in keras.layers.nodes_of(model):
+    for node in keras.graph.nodes_of(model):
         arguments, options = node.map_arguments(values)
         put(node.outputs, _call(context, node, arguments, options))
     return [values[str(id(symbol))].pop() for symbol in tf.nest.flatten(model.outputs)]
@@ -56,7 +56,7 @@ def _without_graph(model: tf.keras.Model) -> UnsupportedLayerError:
 
 def _call(context: Context, node: Any, arguments: Any, options: dict[str, Any]) -> Any:
     layer = node.layer
-    if keras.layers.is_operator(layer):
+    if keras.graph.is_operator(layer):
         return convert_operator(context, layer, node, arguments, options)
     options = {name: value for name, value in options.items() if value is not None}
     training = options.pop("training", None)
@@ -93,9 +93,9 @@ def _call_layer(context: Context, layer: Any, arguments: Any, options: dict[str,
     if rule is not None:
         arguments = tf.nest.map_structure(lambda x: _on_mesh(context, layer, x), arguments)
         return rule(context, layer, *arguments, **options)
-    if keras.layers.has_graph(layer):
-        outputs = convert(layer, context, keras.layers.flat_inputs(layer, arguments[0]))
-        return tf.nest.pack_sequence_as(keras.layers.nested_outputs(layer), outputs)
+    if keras.graph.has_graph(layer):
+        outputs = convert(layer, context, keras.graph.flat_inputs(layer, arguments[0]))
+        return tf.nest.pack_sequence_as(keras.graph.nested_outputs(layer), outputs)
     return _call_composite(context, layer, arguments, options)
 
 
@@ -145,7 +145,7 @@ def _call_composite(context: Context, layer: Any, arguments: Any, options: dict[
     weights = [context.weight(variable) for variable in _own_weights(layer).values()]
     constants = [context.constant(value) for value in constants]
     outputs = convert(model, context, [*tensors, *weights, *constants])
-    return tf.nest.pack_sequence_as(keras.layers.nested_outputs(model), outputs)
+    return tf.nest.pack_sequence_as(keras.graph.nested_outputs(model), outputs)
 
 
 class _OnConstants:

@@ -148,7 +148,7 @@ def _collectives(on_mesh: MeshModel, num_rows: int) -> tuple[CollectiveRow, ...]
     def step() -> None:
         x = tf.nest.map_structure(
             lambda symbol: tf.zeros([num_rows, *symbol.shape[1:]], symbol.dtype),
-            keras.layers.nested_inputs(model),
+            keras.graph.nested_inputs(model),
         )
         program = Program(
             model,

@@ -19,7 +19,7 @@ def for_call(context: Context, layer: Any, arguments: Any, options: dict[str, An
     """Returns the mask that Keras would hand to the layer's ``call``: given, or of its input."""
     if "mask" in options:
         return options.pop("mask")
-    if keras.layers.has_graph(layer) or not keras.layers.takes_mask(layer):
+    if keras.graph.has_graph(layer) or not keras.layers.takes_mask(layer):
         return None
     return next(iter(_of(context, arguments[0])), None)
 
@@ -28,7 +28,7 @@ def of_outputs(context: Context, layer: Any, arguments: Any, outputs: Any) -> No
     """Attaches to the outputs of a layer the masks that it makes of those of its inputs."""
     outputs = tf.nest.flatten(outputs)
     is_known = all(output in context.masks for output in outputs)
-    if not arguments or is_known or keras.layers.has_graph(layer):
+    if not arguments or is_known or keras.graph.has_graph(layer):
         return
     inputs = [x for x in tf.nest.flatten(arguments[0]) if isinstance(x, mtf.Tensor)]
     given = [context.masks.get(x) for x in inputs]

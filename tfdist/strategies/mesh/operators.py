@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.keras.layers import is_slicing
+from tfdist.keras.graph import is_slicing
 from tfdist.strategies.mesh.context import Context, has_batch, is_split
 from tfdist.strategies.mesh.operations import MODEL, mtf
 from tfdist.strategies.mesh.registry import UnsupportedLayerError

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.keras.optimizers import inner_of, key_of, loss_scale_state
+from tfdist.keras.loss_scale import loss_scale_state
+from tfdist.keras.optimizers import inner_of, key_of
 from tfdist.strategies.mesh.layout import Axes, path_of
 from tfdist.strategies.mesh.operations import MeshDevices, mtf
 from tfdist.strategies.mesh.optimizer import exclude_slices

@@ -97,7 +97,7 @@ class Program:
         self._graph = mtf.Graph()
         mesh = mtf.Mesh(self._graph, "mesh")
         self._mesh = mesh
-        flat = keras.layers.conformed_inputs(model, x)
+        flat = keras.graph.conformed_inputs(model, x)
         given = int(flat[0].shape[0])
         self.num_rows = given if num_rows is None else num_rows
         rows = -(-given // devices.axis_size(BATCH)) * devices.axis_size(BATCH)
@@ -153,7 +153,7 @@ class Program:
             mask = keras.tensors.mask_of(output)
             own = changed(cut, output)
             rows.append(own if mask is None else keras.tensors.with_mask(own, cut(mask)))
-        return tf.nest.pack_sequence_as(keras.layers.nested_outputs(self._model), rows)
+        return tf.nest.pack_sequence_as(keras.graph.nested_outputs(self._model), rows)
 
     def _backward(self, bridge: LossBridge) -> dict[int, Any]:
         weights = self.context.weight_tensors()

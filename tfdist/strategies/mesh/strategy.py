@@ -148,7 +148,7 @@ class Mesh(ModelParallel):
         """
         import tensorflow as tf
 
-        from tfdist.keras.layers import has_graph
+        from tfdist.keras.graph import has_graph
         from tfdist.strategies.base import clone
         from tfdist.strategies.mesh.layout import Layout
         from tfdist.strategies.mesh.model import MeshModel

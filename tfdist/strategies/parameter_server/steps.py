@@ -124,7 +124,7 @@ class AsynchronousSteps:
             self._watch.call(self._twin.push, "sending the weights to the parameter servers")
             self._newer = _Newer.NEITHER
             self._logs = {}  # An epoch's results are its own.
-        keras.optimizers.evaluate_schedule(optimizer)
+        keras.rates.evaluate_schedule(optimizer)
         number = int(optimizer.iterations) + 1
         while len(self._flying) >= self._most:
             self._land()

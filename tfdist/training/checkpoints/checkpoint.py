@@ -19,8 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import CheckpointError, OptionError, TfdistError, cannot_write
-from tfdist.keras.optimizers import beside_model, fixed_rates_of, put_rates, unknown_variables
-from tfdist.keras.tensors import saved
+from tfdist.keras.rates import fixed_rates_of, put_rates
+from tfdist.keras.trackables import beside_model, saved, unknown_variables
 from tfdist.records.buckets.urls import url_of
 from tfdist.records.wording import listed
 from tfdist.training.checkpoints import callback_state, checkpoint_files, last_call

@@ -22,8 +22,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import LaunchError
-from tfdist.keras.layers import seeds_in, variables_in
-from tfdist.keras.optimizers import loss_scale_state, variables_of
+from tfdist.keras.layers import variables_in
+from tfdist.keras.loss_scale import loss_scale_state
+from tfdist.keras.optimizers import variables_of
+from tfdist.keras.seeds import seeds_in
 from tfdist.keras.steps import forget_functions, forget_validation
 from tfdist.training.checkpoints import callback_state, elastic_snapshot
 from tfdist.training.checkpoints.checkpoint_state import Position, Start

@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError
-from tfdist.keras.layers import input_names, layers_in
+from tfdist.keras.graph import input_names
+from tfdist.keras.layers import layers_in
 from tfdist.keras.losses import compiled_losses, labels_without_weights
 from tfdist.records.wording import listed
 from tfdist.training.feed.keras_data import as_array

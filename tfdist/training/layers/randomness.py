@@ -19,7 +19,9 @@ import tensorflow as tf
 from tfdist.compat import is_keras
 from tfdist.errors import ModelError, OptionError
 from tfdist.keras import step_context
-from tfdist.keras.layers import layer_of_scope, layers_in, random_generator, shared_seed
+from tfdist.keras.graph import layer_of_scope
+from tfdist.keras.layers import layers_in
+from tfdist.keras.seeds import random_generator, shared_seed
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.failure_notices import ToldOnce
 

@@ -9,8 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError, OptionError
-from tfdist.keras.optimizers import given_learning_rate, inner_of, optimizers_of
+from tfdist.keras.optimizers import inner_of
+from tfdist.keras.rates import given_learning_rate
 from tfdist.keras.steps import steps_per_execution
+from tfdist.keras.trackables import optimizers_of
 from tfdist.training.checkpoints.growing_batch import GrowingBatch
 from tfdist.training.engine.binding import Binding, binding_of
 from tfdist.training.engine.elastic_collective import ElasticCollective

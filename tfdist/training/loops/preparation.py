@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras
-from tfdist.keras.optimizers import optimizers_of
+from tfdist.keras.trackables import optimizers_of
 from tfdist.records.reading.source import fingerprint, spec_of_rows
 from tfdist.training.checkpoints.checkpoint import keepers_among
 from tfdist.training.checkpoints.checkpoint_state import ORDER, DataState, Start
@@ -173,7 +173,7 @@ class Preparation:
         model = self._model
         if self._binding.sharded is None:
             eager_variables.make_slots(model)  # They must exist to be restored or sent.
-        knows_late = self._collective.num_processes > 1 or keras.optimizers.SLOTS_COME_FIRST
+        knows_late = self._collective.num_processes > 1 or keras.trackables.SLOTS_COME_FIRST
         if knows_late and optimizers_of(model) != [model.optimizer]:
             self._trace(feed)  # What a step gives to other optimizers is known when it is traced.
         start = Start()
@@ -194,9 +194,9 @@ class Preparation:
             optimizers = optimizers_of(model)
             optimizer_state = [v for one in optimizers for v in keras.optimizers.variables_of(one)]
             # A callback may have changed them before the checkpoint, which the chief alone reads.
-            rates = [v for one in optimizers for v in keras.optimizers.rate_variables_of(one)]
-            scale = keras.optimizers.loss_scale_state(model.optimizer)
-            seeds = keras.layers.seeds_in(model)
+            rates = [v for one in optimizers for v in keras.rates.rate_variables_of(one)]
+            scale = keras.loss_scale.loss_scale_state(model.optimizer)
+            seeds = keras.seeds.seeds_in(model)
             held = self._binding.engine.weights
             weights = keras.layers.variables_in(model) if held is None else held()
             variables = self._binding.held([*weights, *optimizer_state])

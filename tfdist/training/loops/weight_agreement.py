@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.keras.optimizers import rate_of_last_step
+from tfdist.keras.rates import rate_of_last_step
 from tfdist.keras.tensors import raw
 from tfdist.training.engine.binding import Binding
 

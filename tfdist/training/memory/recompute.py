@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.keras import step_context
-from tfdist.keras.layers import keeping_seeds, nested_outputs
+from tfdist.keras.graph import nested_outputs
+from tfdist.keras.seeds import keeping_seeds
 from tfdist.keras.tensors import mask_of, with_mask
 from tfdist.training.engine.binding import Binding
 from tfdist.training.layers import batch_norm, randomness

@@ -325,7 +325,7 @@ class ShardedSlots:
         # Keras would look for variables in it.
         vars(parts.given).setdefault(_PLACE, weakref.WeakKeyDictionary())[self._binding] = parts
         self._binding.around(parts.given, "finalize_variable_values", self._finalize)
-        keras.optimizers.before_checkpoints(parts.given, self._refuse_empty)
+        keras.trackables.before_checkpoints(parts.given, self._refuse_empty)
 
     def _made(self) -> Parts:
         on_host = self._binding.options.offloads_slots

@@ -38,7 +38,7 @@ class ShardedUpdate:
         """
         parts = self._slots.parts
         assert parts is not None, "slots are divided before the first step"
-        gradients = keras.optimizers.unscaled(self._model.optimizer, gradients)
+        gradients = keras.loss_scale.unscaled(self._model.optimizer, gradients)
         known = [index for index, gradient in enumerate(gradients) if gradient is not None]
         if not known:
             return
@@ -60,7 +60,7 @@ class ShardedUpdate:
             with tf.device(places[index]):  # Its part alone leaves the device.
                 now = parts.divisions[index].part(weight.read_value(), parts.number_of(local))
             part.assign(now)
-        keras.optimizers.evaluate_schedule(parts.given)
+        keras.rates.evaluate_schedule(parts.given)
 
         def update() -> tf.Tensor:
             for index, part in own.items():
@@ -79,13 +79,13 @@ class ShardedUpdate:
         if is_finite is None:
             update()
         else:
-            if all(map(counts, keras.optimizers.loss_scale_state(self._model.optimizer))):
-                keras.optimizers.update_loss_scale(
+            if all(map(counts, keras.loss_scale.loss_scale_state(self._model.optimizer))):
+                keras.loss_scale.update_loss_scale(
                     self._model.optimizer, is_finite, lambda one: parts.components(one)[local]
                 )
             tf.cond(is_finite, update, lambda: tf.constant(False))
         if counts(parts.given.iterations):
-            parts.given.iterations.assign_add(keras.optimizers.counts_step(is_finite))
+            parts.given.iterations.assign_add(keras.loss_scale.counts_step(is_finite))
         self._gather(parts, own, travelling, places, local)
 
     # Gradients ----------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class ShardedUpdate:
         The squared norms of whole gradients, where the optimizer clips by them; and whether all
         gradients are finite, bool [], where a loss scale asks for it, else None.
         """
-        asks = keras.optimizers.asks_whether_finite(self._model.optimizer)
+        asks = keras.loss_scale.asks_whether_finite(self._model.optimizer)
         dtype = tf.float64 if tf.float64 in {part.dtype for part in found.values()} else tf.float32
         told = []
         if clipping.clips_by_norm(parts.given):

@@ -11,15 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.keras.layers import (
-    has_graph,
-    input_names,
-    layers_in,
-    nodes_of,
-    opens,
-    run_in_order,
-    variables_in,
-)
+from tfdist.keras.graph import has_graph, input_names, nodes_of, opens, run_in_order
+from tfdist.keras.layers import layers_in, variables_in
 
 # Weight, gradient, and two slots of an optimizer such as Adam.
 _COPIES_OF_WEIGHTS = 4

@@ -14,7 +14,7 @@ import tensorflow as tf
 import wrapt
 
 from tfdist.errors import OptionError, unknown_choice
-from tfdist.keras.optimizers import given_learning_rate, rate_of_last_step
+from tfdist.keras.rates import given_learning_rate, rate_of_last_step
 
 RULES = ("linear", "sqrt")
 

@@ -18,7 +18,8 @@ import tensorflow as tf
 from tfdist import keras
 from tfdist.errors import ModelError
 from tfdist.keras import step_context
-from tfdist.keras.optimizers import KINDS, optimizers_of
+from tfdist.keras.optimizers import KINDS
+from tfdist.keras.trackables import optimizers_of
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.failure_notices import ToldOnce
 from tfdist.training.engine.options import StepOptions
@@ -124,7 +125,7 @@ class OwnSteps:
             self._binding.around(optimizer, APPLY, self._share_gradients)
         with (
             shared_step(is_real=share[0] > 0),
-            keras.layers.drawing_on(self._replica),
+            keras.seeds.drawing_on(self._replica),
             self._draws.told(),
         ):
             results = self._counted(_meeting(step), batch, share, self._binding.moved)

@@ -8,7 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import OptionError
-from tfdist.keras.optimizers import given_learning_rate, inner_of, optimizers_of
+from tfdist.keras.optimizers import inner_of
+from tfdist.keras.rates import given_learning_rate
+from tfdist.keras.trackables import optimizers_of
 
 _SCHEDULE = tf.keras.optimizers.schedules.LearningRateSchedule
 

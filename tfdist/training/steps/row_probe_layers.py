@@ -16,7 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import is_keras
-from tfdist.keras.layers import called_in, held_by, layers_in, seeds_in
+from tfdist.keras.layers import called_in, held_by, layers_in
+from tfdist.keras.seeds import seeds_in
 from tfdist.keras.tensors import all_raw
 from tfdist.training.engine.binding import held_of
 from tfdist.training.layers.losses import own_functions

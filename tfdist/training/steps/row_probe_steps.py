@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras
-from tfdist.keras.optimizers import optimizers_of
+from tfdist.keras.trackables import optimizers_of
 from tfdist.training.layers import losses
 from tfdist.training.steps import custom_steps
 from tfdist.training.steps.row_probe_layers import ASKS_ALL, Walk, state_kept, tolerance_of

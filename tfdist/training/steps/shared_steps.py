@@ -107,7 +107,7 @@ class SharedSteps:
             with (
                 shared_step(is_real=share[0] > 0, microbatch=number),
                 self._recomputed(number),
-                keras.layers.drawing_on(self.replica),
+                keras.seeds.drawing_on(self.replica),
             ):
                 y_pred = self._model(batch[0], training=True)
             x, y, y_pred, sample_weight = _true_rows(share[0], batch[0], batch[1], y_pred, batch[2])

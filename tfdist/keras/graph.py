@@ -1,0 +1,182 @@
+"""The graph that a model is of its layers, and the tensors that go in and out of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.compat import keras_source
+from tfdist.keras.version import IS_KERAS_3
+
+
+def has_graph(model: Any) -> bool:
+    """Whether ``model`` is a Functional or Sequential model that knows its graph of layers."""
+    if IS_KERAS_3:
+        kinds = tf.keras.Sequential, _functional()
+        graph = _graph_in(model)
+        return isinstance(graph, kinds[1]) and any(type(model).call is kind.call for kind in kinds)
+    return bool(getattr(model, "_is_graph_network", False))
+
+
+def opens(layer: Any) -> bool:
+    """Whether ``layer`` is a model that does what its graph says and no more.
+
+    Functional has no public name. A subclass may do more in its call.
+    """
+    return type(layer) in (tf.keras.Sequential, _functional()) and has_graph(layer)
+
+
+def _functional() -> type:
+    name = "models.functional" if IS_KERAS_3 else "engine.functional"
+    return keras_source(name).Functional
+
+
+class _Node(NamedTuple):
+    """A call in the graph of a model of Keras 3, by the names of Keras 2."""
+
+    layer: Any
+    keras_inputs: list[Any]
+    outputs: list[Any]
+    call_args: tuple[Any, ...]
+    call_kwargs: dict[str, Any]
+
+
+def _graph_in(model: tf.keras.Model) -> Any:
+    """Returns what has the graph of a model of Keras 3: a Sequential one keeps another in it."""
+    return getattr(model, "_functional", None) or model
+
+
+def nodes_of(model: tf.keras.Model) -> list[Any]:
+    """Returns the calls of layers in the graph of ``model``, in an order in which they can run.
+
+    A node has ``layer``, ``outputs``, ``keras_inputs``, ``call_args`` and ``call_kwargs``, and in
+    Keras 2 ``map_arguments``.
+    """
+    nodes = _raw_nodes_of(model)
+    if not IS_KERAS_3:
+        return nodes
+    return [
+        _Node(
+            node.operation,
+            node.input_tensors,
+            node.outputs,
+            node.arguments.args,
+            node.arguments.kwargs,
+        )
+        for node in nodes
+    ]
+
+
+def _raw_nodes_of(model: tf.keras.Model) -> list[Any]:
+    by_depth = _graph_in(model)._nodes_by_depth
+    depths = sorted(by_depth, reverse=True)
+    return [node for depth in depths for node in by_depth[depth] if not node.is_input]
+
+
+def run_in_order(model: tf.keras.Model, outputs: Sequence[Any], place_of: dict[int, int]) -> None:
+    """Has a Functional model that was made of a part of another one call layers in its order.
+
+    Keras orders the calls anew, from the outputs on.
+
+    Args:
+        outputs: those that it was made with.
+        place_of: id of a symbolic tensor of the other model -> the place of the call that makes it.
+    """
+    places: dict[int, int] = {}
+    pairs = list(zip(model.outputs, outputs, strict=True))
+    while pairs:
+        own, others = (_maker(tensor) for tensor in pairs.pop())
+        if own.is_input or id(own) in places:
+            continue
+        places[id(own)] = place_of[id(tf.nest.flatten(others.outputs)[0])]
+        name = "input_tensors" if IS_KERAS_3 else "keras_inputs"
+        pairs += zip(getattr(own, name), getattr(others, name), strict=True)
+    by_depth = model._nodes_by_depth
+    inputs = [node for nodes in by_depth.values() for node in nodes if node.is_input]
+    calls = sorted(_raw_nodes_of(model), key=lambda node: places[id(node)])
+    in_order = enumerate([inputs, *([node] for node in calls)])
+    # Set so, Keras 3 does not look for layers in it.
+    vars(model)["_nodes_by_depth"] = {len(calls) - place: nodes for place, nodes in in_order}
+
+
+def _maker(tensor: Any) -> Any:
+    history = tensor._keras_history
+    layer = history.operation if IS_KERAS_3 else history.layer
+    return layer._inbound_nodes[history.node_index]
+
+
+def num_readers(model: tf.keras.Model, symbol: Any) -> int:
+    """Returns how often the graph of ``model`` reads a symbolic tensor, its outputs included."""
+    return model._tensor_usage_count[str(id(symbol))]
+
+
+def nested_inputs(model: tf.keras.Model) -> Any:
+    """Returns the symbolic inputs in the structure in which the model takes them."""
+    return _graph_in(model)._inputs_struct if IS_KERAS_3 else model._nested_inputs
+
+
+def nested_outputs(model: tf.keras.Model) -> Any:
+    """Returns the symbolic outputs in the structure in which the model gives them."""
+    if not IS_KERAS_3:
+        return model._nested_outputs
+    outputs = _graph_in(model)._outputs_struct
+    is_one = isinstance(outputs, (list, tuple)) and len(outputs) == 1
+    return outputs[0] if is_one else outputs
+
+
+def flat_inputs(model: tf.keras.Model, x: Any) -> list[Any]:
+    """Returns ``x``, in any structure that the model takes, in the order of ``model.inputs``."""
+    return list(tf.nest.flatten(model._flatten_to_reference_inputs(x)))
+
+
+def conformed_inputs(model: tf.keras.Model, x: Any) -> list[tf.Tensor]:
+    """Returns ``x`` flat, cast and reshaped as Keras does before it calls the layers."""
+    pairs = zip(flat_inputs(model, x), model.inputs, strict=True)
+    return [model._conform_to_reference_input(tensor, symbol) for tensor, symbol in pairs]
+
+
+def is_operator(layer: Any) -> bool:
+    """Whether ``layer`` stands for an operation that a user wrote on symbolic tensors."""
+    kinds = keras_source("layers.core.tf_op_layer")
+    return isinstance(layer, (kinds.TFOpLambda, kinds.SlicingOpLambda))
+
+
+def is_slicing(layer: Any) -> bool:
+    """Whether that operation is a slice, as ``x[:, 0]``."""
+    return isinstance(layer, keras_source("layers.core.tf_op_layer").SlicingOpLambda)
+
+
+def input_names(model: tf.keras.Model) -> list[str]:
+    """Returns the names of the inputs, by which a dict of features is read; Keras 3 has no list."""
+    return [symbol.name for symbol in model.inputs] if IS_KERAS_3 else list(model.input_names)
+
+
+def called_with(model: tf.keras.Model) -> list[Any] | None:
+    """Returns specs of the arguments that a model of a class of its own was called with.
+
+    None before its first call. Keras 3 takes all inputs for floating-point.
+    """
+    if not IS_KERAS_3:
+        saved = model.save_spec()
+        return None if saved is None else list(saved[0])
+    if not model._called:
+        return None
+    specs = keras_source("export.export_utils").get_input_signature(model)
+    return tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, spec.dtype), specs)
+
+
+def output_names(model: tf.keras.Model) -> list[str]:
+    """Returns the names of the outputs; none where a model has no graph."""
+    return list(getattr(_graph_in(model), "output_names", None) or [])
+
+
+def layer_of_scope(scope: str, names: Collection[str]) -> str | None:
+    """Returns which of the layers called ``names`` a part of an operation's name is of.
+
+    Keras 3 opens the scope of a layer twice for a call, so that TensorFlow numbers the second one.
+    """
+    plain = re.sub(r"_\d+$", "", scope) if IS_KERAS_3 else scope
+    return next((name for name in (plain, scope) if name in names), None)

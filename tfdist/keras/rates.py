@@ -1,0 +1,62 @@
+"""Learning rates of optimizers, given as numbers or as schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.keras.optimizers import inner_of
+from tfdist.keras.trackables import optimizers_of
+from tfdist.keras.version import IS_KERAS_3
+
+
+def rate_of_last_step(optimizer: Any) -> Any:
+    """Returns the learning rate that the last step was taken with: a number or a tensor."""
+    rate = optimizer.learning_rate
+    schedule = given_learning_rate(optimizer)
+    if IS_KERAS_3 and callable(schedule):  # Keras 3 tells that of the next step.
+        return schedule(tf.maximum(tf.convert_to_tensor(optimizer.iterations) - 1, 0))
+    # Legacy optimizers give the schedule itself.
+    return rate(optimizer.iterations) if callable(rate) else rate
+
+
+def given_learning_rate(optimizer: Any) -> Any:
+    """Returns the learning rate as it was given: a variable or a schedule.
+
+    ``optimizer.learning_rate`` is the current value of a schedule.
+    """
+    inner = inner_of(optimizer)
+    rate = getattr(inner, "_learning_rate", None)
+    return inner.learning_rate if rate is None else rate  # Legacy optimizers give what they have.
+
+
+def rate_variables_of(optimizer: Any) -> list[tf.Variable]:
+    """Returns the variable of its learning rate where ``variables_of`` does not have it: tf_keras
+    does not count it."""
+    rate = given_learning_rate(optimizer)
+    return [rate] if isinstance(rate, tf.Variable) else []
+
+
+def fixed_rates_of(model: tf.keras.Model) -> list[tuple[Any, float]]:
+    """Returns the optimizers of ``model`` that have no schedule, each with its learning rate."""
+    inner = [inner_of(one) for one in optimizers_of(model)]
+    rates = [(one, given_learning_rate(one)) for one in inner]
+    return [(one, float(tf.convert_to_tensor(r))) for one, r in rates if not callable(r)]
+
+
+def put_rates(rates: Sequence[tuple[Any, float]]) -> None:
+    """Gives optimizers the learning rates that ``fixed_rates_of`` has returned."""
+    for optimizer, rate in rates:
+        given = given_learning_rate(optimizer)
+        if hasattr(given, "assign"):
+            given.assign(rate)  # Keras 3's MultiOptimizer refuses to be given one.
+        else:
+            optimizer.learning_rate = rate
+
+
+def evaluate_schedule(optimizer: Any) -> None:
+    """Brings ``optimizer.learning_rate`` to the value of its schedule at its present iteration."""
+    if not IS_KERAS_3:  # It evaluates it whenever it is read.
+        optimizer._compute_current_learning_rate()

@@ -1,0 +1,83 @@
+"""What the random numbers of layers are drawn from."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat import keras_source
+from tfdist.keras import step_context
+from tfdist.keras.layers import Replacement, layers_in
+from tfdist.keras.version import IS_KERAS_3
+
+
+def random_generator(layer: tf.keras.layers.Layer) -> Any | None:
+    """Returns the object that all random numbers of ``layer`` come from, None without one."""
+    return getattr(layer, "_random_generator", None)
+
+
+def seeds_in(model: tf.keras.Model) -> list[tf.Variable]:
+    """Returns what the random numbers of layers are drawn from, and counts them, in Keras 3."""
+    return [generator.state.value for generator in _generators_in(model)]
+
+
+def shared_seed() -> tf.Variable | None:
+    """Returns what ``keras.random`` draws from where it is given no seed; None before it does."""
+    if not IS_KERAS_3:
+        return None
+    state = keras_source("backend.common.global_state")
+    generator = state.get_global_attribute("global_seed_generator")
+    return None if generator is None else generator.state.value
+
+
+def draws_by_step(model: tf.keras.Model) -> list[Replacement]:
+    """Has the layers of ``model`` draw the random numbers that a step tells them to draw."""
+    return [
+        (generator, {"next": _by_step(generator.next)})
+        for generator in _generators_in(model)
+        if "next" not in vars(generator)
+    ]
+
+
+def _generators_in(model: tf.keras.Model) -> list[Any]:
+    if not IS_KERAS_3:
+        return []
+    return [generator for layer in layers_in(model) for generator in layer._seed_generators]
+
+
+def _by_step(given: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def next_seed(*args: Any, **options: Any) -> tf.Tensor:
+        seeds, draw = step_context.current().seeds, functools.partial(given, *args, **options)
+        return draw() if seeds is None else seeds(draw)
+
+    return next_seed
+
+
+def drawing_on(replica: Callable[[], Any]) -> contextlib.AbstractContextManager:
+    """Returns what encloses a forward pass that draws other random numbers on each replica.
+
+    The first draws what one device does. In Keras 3 the seeds are variables, which are the same on
+    all replicas.
+    """
+
+    def seed_of(draw: Callable[[], tf.Tensor]) -> tf.Tensor:
+        seed = draw()
+        number = tf.cast(replica(), seed.dtype)
+        return seed + tf.stack([number, tf.zeros_like(number)])
+
+    return step_context.within(seeds=seed_of)
+
+
+def keeping_seeds(kept: list[tf.Tensor]) -> contextlib.AbstractContextManager:
+    """Returns what encloses a forward pass whose seeds are ``kept``, to be drawn once more."""
+    given = step_context.current().seeds
+
+    def seed_of(draw: Callable[[], tf.Tensor]) -> tf.Tensor:
+        kept.append(draw() if given is None else given(draw))
+        return kept[-1]
+
+    return step_context.within(seeds=seed_of)
