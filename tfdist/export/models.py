@@ -105,11 +105,7 @@ def _load(path: Any, trust: bool) -> tf.keras.Model:
         )
     if url := url_of(path):
         with local_tree(url) as place:
-            try:
-                return _load(place, trust)
-            except ModelError as error:
-                error.args = (str(error).replace(str(place), url),)
-                raise
+            return _load(place, trust)
     if not Path(path).exists():
         raise ModelError(
             f"a model must be {_FILES}",

@@ -7,6 +7,7 @@ import http.server
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -207,6 +208,30 @@ def test_a_source_in_a_bucket(bucket, tmp_path, folder):
     with pytest.raises(DataError, match=rf"{bucket}/none.csv must be a folder or an object"):
         write(f"{bucket}/none.csv", tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("are_here", [True, False], ids=["photos here", "photos there"])
+def test_labels_and_masks_in_a_bucket(bucket, tmp_path, folder, are_here):
+    files, photos = Store(bucket), tmp_path / "photos"
+    photos.mkdir()
+    for number in range(6):
+        path = photos / f"{number}.png"
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
+        files.write(f"photos/{path.name}", path.read_bytes())
+        Image.new("L", (4, 4), number).save(tmp_path / "mask.png")
+        files.write(f"masks/{path.name}", (tmp_path / "mask.png").read_bytes())
+    rows = [f"{number}.png,{'ab'[number % 2]}" for number in range(6)]
+    files.write("labels.csv", "\n".join(["file,label", *rows]).encode())
+    files.write("none.csv", b"file,label\n")
+    source, whole = photos if are_here else f"{bucket}/photos", {"split": "train=1"}
+    manifest = write(source, tmp_path / "out", labels=f"{bucket}/labels.csv", **whole)
+    assert manifest.splits["train"].class_counts == {0: 3, 1: 3}
+    masked = write(source, tmp_path / "masked", masks=f"{bucket}/masks", **whole)
+    assert masked.splits["train"].records == 6
+    assert fetched(folder) == []
+    with pytest.raises(DataError, match=re.escape(f"{bucket}/none.csv")) as caught:
+        write(source, tmp_path / "none", labels=f"{bucket}/none.csv", **whole)
+    assert "scratch" not in str(caught.value)
 
 
 def test_a_source_in_a_bucket_is_gone_on_with_while_it_is_the_same(s3_server, tmp_path, folder):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from tfdist.errors import DataError, TfdistError
+from tfdist.errors import DataError
 from tfdist.records.buckets.cache import local_tree
 from tfdist.records.buckets.store import Store
 from tfdist.records.buckets.urls import refuse_url, url_of
@@ -54,16 +54,10 @@ def _adopted(adopt: Callable[..., Any], url: str, options: dict[str, Any], is_ne
             )
         tell = options.get("tell") or (lambda text: None)
 
-        def of_url(text: str) -> str:
-            return text.replace(str(folder), url)
+        def tell_of_url(text: str) -> None:
+            tell(text.replace(str(folder), url))
 
-        try:
-            manifest = adopt(
-                str(folder), None, **{**options, "tell": lambda text: tell(of_url(text))}
-            )
-        except TfdistError as error:
-            error.args = (of_url(str(error)),)
-            raise
+        manifest = adopt(str(folder), None, **{**options, "tell": tell_of_url})
         written = (folder / MANIFEST_NAME).read_bytes()
         if not is_known or store.read(MANIFEST_NAME) != written:
             store.write(MANIFEST_NAME, written)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tfdist.errors import DataError, OptionError, cannot_write, read_json
+from tfdist.errors import DataError, OptionError, TfdistError, cannot_write, read_json
 from tfdist.records.buckets.mirror import Mirror
 from tfdist.records.buckets.store import MissingObjectError, Store
 from tfdist.records.buckets.urls import WRITABLE, possible, url_of
@@ -76,6 +76,8 @@ def local_shards(path: Any) -> Path:
 def local_tree(url: str, only: Sequence[str] | None = None) -> Iterator[Path]:
     """Gives a folder, or a file, with what lies below a URL; it is removed at the end.
 
+    An error that names the copy while it is there names the URL instead.
+
     Args:
         only: names of what is wanted; None is all.
     """
@@ -95,7 +97,12 @@ def local_tree(url: str, only: Sequence[str] | None = None) -> Iterator[Path]:
     with scratch_folder() as folder:
         _make_room(folder, sum(size or 0 for size in sizes.values()), url)
         Mirror(folder, base).fetch(sizes)
-        yield folder / name
+        copy = folder / name
+        try:
+            yield copy
+        except TfdistError as error:
+            error.args = (str(error).replace(str(copy), url),)
+            raise
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,23 @@ from tfdist.records.buckets.urls import possible, url_of
 
 
 @contextlib.contextmanager
-def on_this_machine(source: Any, out: str | Path) -> Iterator[tuple[Any, Path]]:
-    """Gives a source and a folder on this machine for those that may be URLs.
+def on_this_machine(
+    source: Any, out: str | Path, beside: Mapping[str, str | Path | None]
+) -> Iterator[tuple[Any, Path, dict[str, str | Path | None]]]:
+    """Gives a source, a folder and what lies beside the source on this machine; each may be a URL.
 
     All of a source is fetched first, and what is written goes up when it is complete; its
     manifest comes last, so that nothing half-written is ever taken for a folder of shards.
     """
-    from_url, to_url = url_of(source), url_of(out)
-    if from_url is None and isinstance(source, str | os.PathLike):
+    given = {**beside, "source": source}
+    from_urls = {name: url for name, place in given.items() if (url := url_of(place))}
+    to_url = url_of(out)
+    if "source" not in from_urls and isinstance(source, str | os.PathLike):
         possible(source)
     if to_url is None:
         possible(out)
-    if from_url is None and to_url is None:
-        yield source, Path(out)
+    if not from_urls and to_url is None:
+        yield source, Path(out), dict(beside)
         return
     from tfdist.records.buckets import cache
 
@@ -33,9 +37,10 @@ def on_this_machine(source: Any, out: str | Path) -> Iterator[tuple[Any, Path]]:
         if to_url is not None:
             cache.check_free(to_url)
             out = stack.enter_context(cache.scratch_folder()) / "shards"
-        if from_url is not None:
-            source = str(stack.enter_context(cache.local_tree(from_url)))
-        yield source, Path(out)
+        for name, url in from_urls.items():
+            given[name] = str(stack.enter_context(cache.local_tree(url)))
+        source = given.pop("source")
+        yield source, Path(out), given
         if to_url is not None:
             cache.upload(Path(out), to_url)
 

@@ -30,20 +30,20 @@ def _as_json(value: Any) -> Any:
 
 
 def known_by(
-    source: Any, here: Any, beside: Sequence[str | Path | None]
+    source: Any, here: Any, beside: Mapping[str | Path | None, str | Path | None]
 ) -> tuple[list[str], Listing]:
     """Returns the names of the files that a source is in, and how they lie there.
 
     Args:
         here: where the source is on this machine: a copy, where it was fetched.
-        beside: further files of it.
+        beside: further files of it -> where they are on this machine; None for none.
     """
     if not isinstance(source, (str, os.PathLike)) or source == DIGITS:
         return [], listing_of([])
-    others = [path for path in beside if path is not None]
-    url = url_of(source)
-    listing = listing_of([here, *others], are_copies=url is not None)
-    return [url or os.path.abspath(source), *map(os.path.abspath, others)], listing
+    places = {source: here} | {path: copy for path, copy in beside.items() if path is not None}
+    urls = {path: url_of(path) for path in places}
+    listing = listing_of(places.values(), are_copies=any(urls.values()))
+    return [url or os.path.abspath(path) for path, url in urls.items()], listing
 
 
 def check_same(now: Mapping[str, Any], was: Mapping[str, Any]) -> None:

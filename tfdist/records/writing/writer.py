@@ -123,7 +123,7 @@ def write(
         color: "rgb" or "gray": what all images are read as; not their masks.
         write_resized: whether images are written anew in that size, instead of read in it.
         labels: of a folder of images, a table in a file with a row for each, or COCO's
-            annotations; see ``images.folders``.
+            annotations; see ``images.folders``. It may be a URL too.
         masks: likewise, a folder of masks, which are called as their images are.
         skip_bad: whether rows, texts and images that cannot be read, and images that lack a row or
             a mask, are left out, which is told.
@@ -194,13 +194,12 @@ def write(
         fit=fit,
         color=color,
         write_resized=write_resized,
-        labels=labels,
-        masks=masks,
         skip_bad=skip_bad,
         decode=decode,
         workers=cores() if workers is None else workers,
     )
-    with on_this_machine(source, out) as (here, folder):
+    with on_this_machine(source, out, {"labels": labels, "masks": masks}) as (here, folder, beside):
+        images = replace(images, **beside)
         of_all = folder.resolve()
         check_free(of_all, here, overwrite=overwrite)
         folder = of_all if chosen is None else chosen.path_of(of_all)
@@ -223,7 +222,7 @@ def write(
         with said_of(folder):
             run = Unfinished(
                 of_all,
-                *known_by(source, here, [labels, masks]),
+                *known_by(source, here, {labels: beside["labels"], masks: beside["masks"]}),
                 said,
                 resume=resume,
                 overwrite=overwrite,
