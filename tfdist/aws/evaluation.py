@@ -175,20 +175,25 @@ def _binary(labels: Any, scores: Any, threshold: float, weights: Any) -> dict[st
     metrics = _sklearn_metrics()
     guesses = (scores > threshold).astype(int)
     scored = {"zero_division": 0, "sample_weight": weights}
-    negatives = labels == 0
-    false_alarms = guesses[negatives].mean() if negatives.any() else float("nan")
     report = {
         "confusion_matrix": _confusion(labels, guesses, 2, weights),
         "accuracy": _metric(metrics.accuracy_score(labels, guesses, sample_weight=weights)),
         "precision": _metric(metrics.precision_score(labels, guesses, **scored)),
         "recall": _metric(metrics.recall_score(labels, guesses, **scored)),
         "true_positive_rate": _metric(metrics.recall_score(labels, guesses, **scored)),
-        "false_positive_rate": _metric(false_alarms),
+        "false_positive_rate": _metric(_false_alarms(labels, guesses, weights)),
         "f1": _metric(metrics.f1_score(labels, guesses, **scored)),
     }
     if len(set(labels.tolist())) == 2:
         report["auc"] = _metric(metrics.roc_auc_score(labels, scores, sample_weight=weights))
     return report
+
+
+def _false_alarms(labels: Any, guesses: Any, weights: Any) -> float:
+    import numpy as np
+
+    each = np.where(labels == 0, 1.0 if weights is None else weights, 0.0)
+    return np.average(guesses, weights=each) if each.any() else float("nan")
 
 
 def _regression(labels: Any, guesses: Any, weights: Any) -> dict[str, Any]:

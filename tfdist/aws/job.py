@@ -48,6 +48,7 @@ _INSTALL_S = 300
 # Before max_run_s is over: this, or a twentieth of it if that is less. AWS kills 120 s after it.
 _LAST_CALL_S = 60.0
 _BEST = "best.keras"
+_HISTORY = "history.json"
 TFLITE_KINDS = ("none", "float32", "dynamic", "float16", "int8")
 
 
@@ -262,8 +263,10 @@ def fit(
     fitting = Fitting(strategy, config, sources)
     _check_can_be_served(fitting.model)
     is_chief = strategy.topology.is_chief
-    lines = _lines(fitting, is_chief, options.epochs)
-    checkpoints = None
+    checkpoints = kept_rows = None
+    if options.checkpoint_dir:
+        kept_rows = Path(options.checkpoint_dir) / _HISTORY
+    lines = _lines(fitting, is_chief, options.epochs, kept_rows)
     if options.checkpoint_dir:
         checkpoints = fitting.checkpoints(options.checkpoint_dir, resume=True)
     feed = fitting.feed
@@ -296,7 +299,7 @@ def fit(
                 _write_model(fitting.model_fn, weights, options, container, code_folder)
                 if fitted.best is not None and best.parent != container.model_dir:
                     shutil.copyfile(best, container.model_dir / _BEST)
-                write_json(container.output_data_dir / "history.json", lines.new_rows)
+                write_json(container.output_data_dir / _HISTORY, lines.rows)
         except Exception as error:
             problem = error
     # No rank leaves before the model is there: the first one to leave may end the others.
@@ -383,10 +386,14 @@ def _config(
     return config
 
 
-def _lines(fitting: Fitting, is_chief: bool, epochs: int) -> EpochRows:
+def _lines(fitting: Fitting, is_chief: bool, epochs: int, kept: Path | None) -> EpochRows:
     """Returns a callback that prints a line an epoch, which CloudWatch's metrics are read from.
 
-    It ends a training whose loss is no number any more: no instance is paid for to go on.
+    It ends a training whose loss is no number any more: no instance is paid for to go on. Its
+    ``rows`` are of all epochs, also of those before an interruption.
+
+    Args:
+        kept: the file beside the checkpoints that rows are kept in; None: there is none.
     """
     from tfdist.runs.epoch_rows import EpochRows
     from tfdist.runs.results_text import told
@@ -395,15 +402,26 @@ def _lines(fitting: Fitting, is_chief: bool, epochs: int) -> EpochRows:
         def __init__(self, **of_rows: Any):
             super().__init__(**of_rows)
             self.listeners: list[Callable[[dict[str, Any]], None]] = []
+            self.rows = [] if kept is None else _rows_in(kept)
 
         def keep(self, row: dict[str, float]) -> None:
             if is_chief:
+                self.rows = [*(one for one in self.rows if one["epoch"] < row["epoch"]), row]
+                if kept is not None:
+                    write_json(kept, self.rows)
                 say(metric_line(row))
                 event = {"event": "epoch", "row": row, "step_ms": self.step_ms()}
                 for take in self.listeners:
                     take(told(event, 0, epochs, None))
 
     return Lines(**fitting.for_rows)
+
+
+def _rows_in(history: Path) -> list[dict[str, float]]:
+    """Returns the rows of a history; none where it cannot be read."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return [row for row in read_json(history.read_text()) if "epoch" in row]
+    return []
 
 
 def metric_line(row: dict[str, float]) -> str:

@@ -44,6 +44,10 @@ def describe(model: tf.keras.Model, schema: Schema) -> dict[str, Any]:
 
     ``problem`` is "multiclass", "binary", "regression", or None for anything else.
     """
+    import tensorflow as tf
+
+    from tfdist.keras.losses import compiled_losses
+
     label = schema.class_label
     labels = schema.of_role("label")
     outputs = model.output_shape
@@ -53,9 +57,11 @@ def describe(model: tf.keras.Model, schema: Schema) -> dict[str, Any]:
             problem = "multiclass" if outputs[-1] > 1 else "binary"
         elif len(labels) == 1 and set(labels[0].read_shape) <= {1}:
             problem = "regression" if outputs[-1] == 1 else None
+    # As compiled: a user may have given one loss in a list or by the name of its output.
+    losses = tf.nest.flatten(compiled_losses(model))
     return {
         "problem": problem,
-        "from_logits": bool(getattr(model.loss, "from_logits", False)),
+        "from_logits": any(getattr(loss, "from_logits", False) for loss in losses),
         "classes": None if label is None or label.classes is None else list(label.classes),
     }
 

@@ -42,7 +42,8 @@ def largest_difference(a: Path, b: Path) -> float:
     import numpy as np
 
     ours, theirs = (read(path, leave_out=(_METRICS, _OPTIMIZER)) for path in (a, b))
-    return max(
-        float(np.max(np.abs(np.subtract(ours[name], theirs[name], dtype=np.float64)), initial=0.0))
+    differences = [
+        np.max(np.abs(np.subtract(ours[name], theirs[name], dtype=np.float64)), initial=0.0)
         for name in ours
-    )
+    ]
+    return float(np.max(differences, initial=0.0))  # Of weights that are NaN it is NaN.

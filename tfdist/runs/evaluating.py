@@ -109,7 +109,8 @@ def find(trained: Sequence[str], model: str | None) -> list[Trained]:
 
 
 def _find(path: Path, model: str | None) -> Trained:
-    weights = RunFolder(str(path)).model if path.is_dir() else path
+    # Of the folder itself: what is to replace an earlier training stands within it until then.
+    weights = path / RunFolder(str(path)).model.name if path.is_dir() else path
     check_weights(weights, "a trained model")
     config_file = weights.with_name("config.json")
     config = {}

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import DataError, OptionError, cannot_write
-from tfdist.records.buckets.urls import refuse_url
+from tfdist.records.buckets.urls import refuse_url, url_of
 from tfdist.runs.files import read_config, write_json
 from tfdist.runs.settings import Settings
 from tfdist.traces import places
@@ -354,6 +354,8 @@ class RunFolder:
 def _not_to_be_replaced(config: dict[str, Any]) -> Iterator[tuple[str, Path]]:
     yield "the working folder", Path.cwd()
     yield "the data", Path(config["data"])
+    if config.get("init_weights"):
+        yield "the weights of --init-weights", Path(config["init_weights"])
     yield "the program", Path(sys.argv[0] or sys.executable)
     yield "the program", Path(__file__)
     yield "the program", Path(sys.prefix)
@@ -394,7 +396,7 @@ def _file(config: dict[str, Any], key: str) -> tuple[Path, str]:
 
 
 def _shown(config: dict[str, Any], key: str) -> object:
-    if key not in _FILES_ON_RESUME:
+    if key not in _FILES_ON_RESUME or url_of(config[key]):
         return config.get(key)
     place, name = _file(config, key)
     return f"{place}:{name}" if name else place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -60,11 +61,12 @@ def _join_lines(files: Sequence[Path], out: BinaryIO, *, has_header: bool) -> No
     first = None
     for file in files:
         with file.open("rb") as part:
-            header = part.readline(_LONGEST_LINE) if has_header else b""
-            if first is None:
-                first = header
-                out.write(header)
-            _check_alike(file, header, first)
+            line = part.readline(_LONGEST_LINE if has_header else -1)
+            names = line if has_header else list(json.loads(line))
+            _check_alike(file, names, names if first is None else first)
+            if first is None or not has_header:
+                out.write(line)
+            first = names
             shutil.copyfileobj(part, out, _COPIED_BYTES)
 
 

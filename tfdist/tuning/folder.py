@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import DataError, OptionError, cannot_write, read_json, spelt
+from tfdist.errors import DataError, OptionError, WriteError, cannot_write, read_json, spelt
 from tfdist.records.buckets.urls import refuse_url
 from tfdist.runs.files import replacing, write_json
 from tfdist.training.engine.folder_lock import FolderLock
@@ -130,6 +130,10 @@ class SearchFolder:
                 writer.writerow([row.number, row.state, row.epoch, row.value, *chosen, row.reason])
 
     def link_best(self, number: int) -> None:
-        """Has ``best`` lead to a trial's folder."""
-        with replacing(self.best) as temporary:
-            os.symlink(self.trial(number).relative_to(self.path), temporary)
+        """Has ``best`` lead to a trial's folder, where the file system has links."""
+        try:
+            with replacing(self.best) as temporary:
+                os.symlink(self.trial(number).relative_to(self.path), temporary)
+        except WriteError:
+            if os.path.lexists(self.best):  # It leads to a trial that was the best one before.
+                raise

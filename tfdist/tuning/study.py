@@ -29,7 +29,8 @@ class _Lock:
 
     def acquire(self) -> bool:
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # For the time that one line takes.
+        with contextlib.suppress(OSError):  # A file system without locks: a line is one write.
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # For the time that one line takes.
         return True
 
     def release(self) -> None:

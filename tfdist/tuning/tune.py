@@ -142,8 +142,8 @@ def _keep(searching: Searching, folder: SearchFolder, kept: Study, request: Requ
     folder.write_table(rows)
     best = results.best_of(kept, rows)
     if best is not None:
-        folder.link_best(best.number)
         results.write_options(folder, request.options_of_train(*searching.chosen(best.number)))
+        folder.link_best(best.number)
 
 
 def _found(searching: Searching, folder: SearchFolder, kept: Study, request: Request) -> Found:

@@ -7,6 +7,7 @@ a bound, and what was not used for the longest time goes first.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -18,7 +19,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tfdist.errors import DataError, OptionError, TfdistError, cannot_write, read_json
+from tfdist.errors import (
+    DataError,
+    OptionError,
+    TfdistError,
+    WriteError,
+    cannot_write,
+    read_json,
+)
 from tfdist.records.buckets.mirror import Mirror
 from tfdist.records.buckets.store import MissingObjectError, Store
 from tfdist.records.buckets.urls import WRITABLE, possible, url_of
@@ -108,9 +116,7 @@ def local_tree(url: str, only: Sequence[str] | None = None) -> Iterator[Path]:
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Gives an empty folder of the cache, which is removed at the end."""
-    root = _root()
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=root, prefix=_SCRATCH) as folder:
+    with tempfile.TemporaryDirectory(dir=_made_root(), prefix=_SCRATCH) as folder:
         used = _mark_of(Path(folder))
         _use(used)  # So that no process takes it for one that nobody uses.
         try:
@@ -137,7 +143,7 @@ def working_place(url: str, what: str) -> Path:
             received=url,
             mend="Name a folder, and copy it afterwards",
         )
-    place = _root() / _WORKING / _name_of(url)
+    place = _made_root() / _WORKING / _name_of(url)
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -190,14 +196,13 @@ def _fetched(url: str, manifest: bytes, split: str | None) -> Path:
 
     Other shards under the same URL have another folder: a running process may read those of before.
     """
-    root = _root()
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    root = _made_root()
     name = _name_of(url)
     content = repr(sorted(_files_of(manifest, None).items()))
     folder = root / f"{name}-{_hash(content)}"
     files = _files_of(manifest, split)
     with open(root / f"{name}.lock", "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # Waits for whoever else fetches the same.
+        _lock(lock.fileno(), fcntl.LOCK_EX)  # Waits for whoever else fetches the same.
         _use(_mark_of(folder))
         folder.mkdir(exist_ok=True)
         os.utime(folder)
@@ -222,7 +227,7 @@ def _fetch_offsets(mirror: Mirror, manifest: bytes) -> None:
     said.
     """
     path = mirror.folder / _OFFSETS
-    with contextlib.suppress(DataError, ValueError, TypeError, KeyError):
+    with contextlib.suppress(DataError, WriteError, ValueError, TypeError, KeyError):
         said = read_json(manifest)
         if said["layout"] is None and said["compression"] == "none" and not path.is_file():
             mirror.fetch({_OFFSETS: None})
@@ -240,9 +245,25 @@ def _write(path: Path, data: bytes) -> None:
     os.replace(temporary, path)
 
 
-def _root() -> Path:
-    given = os.environ.get(FOLDER_VARIABLE)
-    return Path(given) if given else Path.home() / ".cache" / "tfdist"
+def _made_root() -> Path:
+    """Returns the folder of the cache, made when missing.
+
+    Raises:
+        OptionError: nothing can be written there.
+    """
+    try:
+        given = os.environ.get(FOLDER_VARIABLE)
+        root = Path(given) if given else Path.home() / ".cache" / "tfdist"
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not os.access(root, os.W_OK):
+            raise PermissionError(errno.EACCES, "not writable", str(root))
+    except (OSError, RuntimeError) as error:  # A user without a home is a RuntimeError.
+        raise OptionError(
+            "what lies behind a URL must have a folder of this machine to be fetched into",
+            received=f"an error: {error}",
+            mend=f"Name one with the environment's {FOLDER_VARIABLE}",
+        ) from error
+    return root
 
 
 def _bound() -> int:
@@ -311,7 +332,7 @@ def _remove_unused(folder: Path) -> bool:
         return True  # Another process has removed it meanwhile.
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:  # In use, or a file system without locks, where nobody can tell.
         return False
     else:
         shutil.rmtree(folder, ignore_errors=True)
@@ -324,7 +345,13 @@ def _use(path: Path) -> None:
     """Keeps a folder from being removed as long as this process runs."""
     if path not in _used:
         _used[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(_used[path], fcntl.LOCK_SH)
+        _lock(_used[path], fcntl.LOCK_SH)
+
+
+def _lock(descriptor: int, how: int) -> None:
+    """Locks an open file, where the file system has locks: others do without."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, how)
 
 
 def _last_used(folder: Path) -> float:

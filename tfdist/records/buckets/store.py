@@ -8,7 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import DataError, EngineMissingError, package_missing
+from tfdist.errors import (
+    DataError,
+    EngineMissingError,
+    TfdistError,
+    cannot_write,
+    package_missing,
+)
 from tfdist.records.buckets.urls import PACKAGES
 
 # What tfdist's extra "buckets" installs; the others bring much that few need.
@@ -81,13 +87,29 @@ class Store:
 
         Args:
             progress: called with the number of bytes just written.
+
+        Raises:
+            WriteError: the file cannot be written.
         """
         with self._told(name):
             remote = self._files.open(self._path(name), "rb", cache_type="readahead")
-            with remote, open(path, "wb") as file:
-                while piece := remote.read(_PIECE_BYTES):
-                    file.write(piece)
-                    progress(len(piece))
+
+        def pieces() -> Iterator[bytes]:
+            while True:
+                with self._told(name):
+                    piece = remote.read(_PIECE_BYTES)
+                if not piece:
+                    return
+                yield piece
+
+        with remote:
+            try:
+                with open(path, "wb") as file:
+                    for piece in pieces():
+                        file.write(piece)
+                        progress(len(piece))
+            except OSError as error:  # Those of the object are DataErrors.
+                raise cannot_write(path.parent, error) from error
 
     def put(self, path: Path, name: str) -> None:
         """Copies a file into an object."""
@@ -119,7 +141,7 @@ class Store:
                 received="none",
                 mend="Check its spelling, and that it lies there",
             ) from None
-        except DataError:
+        except TfdistError:
             raise
         except Exception as error:  # Each package has errors of its own.
             raise DataError(

@@ -46,7 +46,8 @@ class Frozen:
         self._graph: Graph = plan.graph
         self.last = plan.options.freeze_until
         self._calls = plan.calls[: plan.num_frozen]
-        self.chunks = plan.live_chunks(devices)
+        self._plan, self._devices = plan, devices
+        self.cut()
         made = {id(tensor) for call in self._calls for tensor in call.outputs}
         #: Tensors that the other layers, or the model's caller, read.
         self._read = _read_by(plan.calls[plan.num_frozen :], plan.graph)
@@ -54,6 +55,11 @@ class Frozen:
         self._masked = [mask_of(t) is not None for t in self._read]
         self._check()
         self._run = tf.function(self._outputs, reduce_retracing=True)
+
+    def cut(self) -> tuple[Chunk, ...]:
+        """Returns ``chunks``, made anew."""
+        self.chunks = self._plan.live_chunks(self._devices)
+        return self.chunks
 
     # What is read of them -----------------------------------------------------------------------
 

@@ -12,13 +12,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import keras
+from tfdist.errors import ModelError
 from tfdist.keras import step_context
-from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.frozen import Frozen
 from tfdist.strategies.pipeline.functions import OutputWithoutGradient, function_of, pay
 from tfdist.strategies.pipeline.microbatch_passes import Backward, Forward
 from tfdist.strategies.pipeline.microbatches import Share, divide, share_of
-from tfdist.strategies.pipeline.schedule import Schedule
+from tfdist.strategies.pipeline.plan import Plan
 from tfdist.training.engine.binding import Binding
 from tfdist.training.layers import eager_variables, loss_masks
 from tfdist.training.layers.gradients import Sums, weight_losses
@@ -26,44 +26,66 @@ from tfdist.training.layers.losses import is_keras_own, is_sum
 from tfdist.training.layers.randomness import Draws, StepSeeds, is_seeded, refuse_unseeded
 from tfdist.training.memory.sharded_update import ShardedUpdate
 from tfdist.training.memory.update_place import updates_where_weights_lie
-from tfdist.training.model.layer_calls import Graph, inputs_of
+from tfdist.training.model.layer_calls import inputs_of, normalizes
 
 
 class PipelineSteps:
     """``train_step``, ``test_step`` and ``predict_step`` of a model in chunks."""
 
-    def __init__(
-        self,
-        binding: Binding,
-        graph: Graph,
-        chunks: tuple[Chunk, ...],
-        schedule: Schedule,
-        *,
-        recompute: bool,
-        frozen: Frozen | None = None,
-    ):
+    def __init__(self, binding: Binding, plan: Plan, devices: list[str], frozen: Frozen | None):
         self._binding = binding
         model = self.model = binding.model
         self.ranks = binding.collective
         self._results = binding.results
-        self.chunks = chunks
-        self.schedule = schedule
-        self.recompute = recompute
-        self.seeds = StepSeeds(model, self.ranks.process) if is_seeded(model) else None
-        #: Chunks that run once in a step, and those with an output that no gradient reaches.
-        self.without_function = {chunks[number] for number in schedule.whole}
-        if frozen is not None:
-            self.without_function |= {frozen.chunks[number] for number in schedule.whole}
+        self._plan = plan
+        self._devices = devices
         self._frozen = frozen
+        self.schedule = plan.schedule
+        self.recompute = plan.options.recomputes
+        self._whole = plan.schedule.whole
+        self._normalizing = _normalizing(plan)
+        self._trained: list[list[Any]] | None = None
+        self._follow_trainable()
+        self.seeds = StepSeeds(model, self.ranks.process) if is_seeded(model) else None
         is_sum(model)  # A loss that cannot be shared is refused before the first step.
         self._losses: tuple[Any, Any] = (None, None)
         self._draws = Draws(binding, by_microbatch=True)
-        self.output_keys = [id(tensor) for tensor in graph.outputs]
-        self._forward_order = [slot.task for slot in schedule.timeline() if slot.task.is_forward]
-        if not schedule.whole:  # As soon as the chunk before has finished a microbatch.
+        self.output_keys = [id(tensor) for tensor in plan.graph.outputs]
+        timeline = plan.schedule.timeline()
+        self._forward_order = [slot.task for slot in timeline if slot.task.is_forward]
+        if not plan.schedule.whole:  # As soon as the chunk before has finished a microbatch.
             self._forward_order.sort(key=lambda task: (task.microbatch + task.chunk, -task.chunk))
         self._device_of_layer = {
-            call.layer: chunk.device for chunk in reversed(chunks) for call in chunk.calls
+            call.layer: chunk.device for chunk in reversed(self.chunks) for call in chunk.calls
+        }
+
+    def _follow_trainable(self) -> None:
+        """Cuts the model anew where other layers are trained than when it was cut last.
+
+        Raises:
+            ModelError: one is trained now that was taken for frozen when the model was built.
+        """
+        plan = self._plan
+        trained = [[v.ref() for v in call.layer.trainable_variables] for call in plan.calls]
+        if trained == self._trained:
+            return
+        thawed = [n for n in _normalizing(plan) if n not in self._normalizing]
+        if self._frozen is not None:
+            thawed += [n for n, variables in enumerate(trained[: plan.num_frozen]) if variables]
+        if thawed:
+            raise ModelError(
+                "frozen layers whose outputs are kept, and a frozen BatchNormalization, must stay "
+                "frozen in a pipeline",
+                received=f"layer '{plan.calls[thawed[0]].name}', which is trained now",
+                mend="Build the model anew with it trainable (set_weights brings what was learned)",
+            )
+        self._trained = trained
+        with tf.init_scope():  # A step may be being traced.
+            self.chunks = plan.chunks(self._devices)
+            live = () if self._frozen is None else self._frozen.cut()
+        #: Chunks that run once in a step, and those with an output that no gradient reaches.
+        self.without_function = {
+            chunks[number] for chunks in (self.chunks, live) if chunks for number in self._whole
         }
 
     @property
@@ -93,6 +115,7 @@ class PipelineSteps:
     # Keras' three steps -------------------------------------------------------------------------
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        self._follow_trainable()
         with self._draws.told():
             return self._run(data)
 
@@ -239,3 +262,9 @@ class PipelineSteps:
             # Of no rows, a user's own mean would be NaN.
             tf.cond(share.is_real, update, lambda: tf.constant(False))
             return self._results()
+
+
+def _normalizing(plan: Plan) -> list[int]:
+    """Returns the numbers of the calls whose statistics are those of the whole batch."""
+    is_synchronized = plan.options.batch_norm == "synchronized"
+    return [n for n, call in enumerate(plan.calls) if is_synchronized and normalizes(call)]

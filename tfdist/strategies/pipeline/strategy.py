@@ -164,7 +164,6 @@ class Pipeline(ModelParallel):
 
         model = place(make_model, devices_of)
         plan = make_plan(model, graph, self._options, named, measured)
-        chunks = plan.chunks(self._devices)
         if self._options.microbatches > 1:
             warn_of_padding(model, is_chief=self.topology.is_chief)
         ranks = self.connect()
@@ -177,14 +176,7 @@ class Pipeline(ModelParallel):
         cache = None
         if self._options.frozen_cache is not None:
             cache = FrozenCache(Frozen(model, plan, self._devices), self._options.frozen_folder)
-        steps = PipelineSteps(
-            binding,
-            graph,
-            chunks,
-            plan.schedule,
-            recompute=self._options.recomputes,
-            frozen=cache and cache.frozen,
-        )
+        steps = PipelineSteps(binding, plan, self._devices, cache and cache.frozen)
         return assemble(
             binding,
             engine=Engine(

@@ -417,7 +417,9 @@ class Checkpoints(tf.keras.callbacks.Callback):
             parts=origin.parts if is_rest else self._state.data.parts,
             callbacks=callback_state.written(self._others),
         )
-        number = position.epoch * self._state.data.steps_per_epoch + position.step
+        # Counted on from the one before: epochs of another batch have other steps.
+        epochs, steps = position.epoch - origin.position.epoch, position.step - origin.position.step
+        number = origin.number + epochs * self._state.data.steps_per_epoch + steps
         is_sound = math.isfinite((logs or {}).get("loss", 0.0))
         with self._enclosing():
             if self._shared is None:

@@ -95,7 +95,7 @@ def keep_last(folder: Path, name: str, keep: int) -> None:
     """
     mend_list(folder, newest=name)
     order = sorted(
-        _indexed(folder), key=lambda each: (_number(each) <= _number(name), _number(each))
+        _indexed(folder), key=lambda each: (number_of(each) <= number_of(name), number_of(each))
     )
     for old in order[:-keep]:
         _index(folder, old).unlink()  # First: without it a checkpoint is none.
@@ -170,10 +170,11 @@ def _remove(path: Path) -> None:
 
 
 def _by_number(names: set[str]) -> list[str]:
-    return sorted(names, key=_number)
+    return sorted(names, key=number_of)
 
 
-def _number(name: str) -> int:
+def number_of(name: str) -> int:
+    """Returns the number in the name of a checkpoint, such as "ckpt-12"."""
     return int(name.rpartition("-")[2])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import CheckpointError
-from tfdist.training.checkpoints import callback_state
+from tfdist.training.checkpoints import callback_state, checkpoint_files
 
 # Counted up when records come in another order than before for the same seed.
 ORDER = 1
@@ -52,6 +52,7 @@ class Start:
         parts: processes that read those steps.
         steps_told: steps of the epoch that callbacks have been told of, here or elsewhere.
         callbacks: what Keras' own remembered, see ``callback_state``; empty when nothing was.
+        number: of the checkpoint, "ckpt-12", that the fit goes on from; 0 without one.
     """
 
     position: Position = Position()
@@ -59,6 +60,7 @@ class Start:
     parts: int = 1
     steps_told: int = 0
     callbacks: bytes = b""
+    number: int = 0
 
 
 class CheckpointState:
@@ -140,6 +142,7 @@ class CheckpointState:
             state if state.size else None,
             saved.parts,
             callbacks=self._callbacks.numpy(),
+            number=checkpoint_files.number_of(Path(path).name),
         )
 
 
