@@ -65,11 +65,12 @@ def test_several_classes(multiclass):
     assert report["confusion_matrix"]["2"]["1"] == int(((y == 2) & (guesses == 1)).sum())
 
 
+@pytest.mark.parametrize("given", [lambda loss: loss, lambda loss: [loss]], ids=["loss", "list"])
 @pytest.mark.parametrize("from_logits", [False, True])
-def test_two_classes_of_one_output(tmp_path, from_logits):
+def test_two_classes_of_one_output(tmp_path, from_logits, given):
     x, y = RNG.normal(size=(NUM, 4)).astype(np.float32), RNG.integers(0, 2, NUM)
     loss = tf.keras.losses.BinaryCrossentropy(from_logits=from_logits)
-    model = model_of(1, loss, None if from_logits else "sigmoid")
+    model = model_of(1, given(loss), None if from_logits else "sigmoid")
     report = evaluation.evaluate(*saved(tmp_path, model, x, y))
     scores = model.predict(x, verbose=0)[:, 0]
     guesses = scores > (0.0 if from_logits else 0.5)
@@ -77,6 +78,15 @@ def test_two_classes_of_one_output(tmp_path, from_logits):
     assert found["accuracy"]["value"] == pytest.approx(metrics.accuracy_score(y, guesses))
     assert found["auc"]["value"] == pytest.approx(metrics.roc_auc_score(y, scores))
     assert found["false_positive_rate"]["value"] == pytest.approx(guesses[y == 0].mean())
+
+
+def test_each_score_counts_sample_weights():
+    labels, scores, weights = np.array([0, 0, 1]), np.array([0.9, 0.1, 0.9]), np.array([9, 1, 1])
+    found = evaluation._binary(labels, scores, 0.5, weights)
+    assert found["false_positive_rate"]["value"] == pytest.approx(0.9)
+    assert found["confusion_matrix"]["0"] == {"0": 1, "1": 9}
+    only_ones = evaluation._binary(np.ones(2), np.ones(2), 0.5, None)
+    assert np.isnan(only_ones["false_positive_rate"]["value"])
 
 
 def test_a_number(tmp_path):

@@ -38,3 +38,12 @@ def test_the_difference_is_that_of_weights_and_not_of_slots(model, tmp_path):
     model.set_weights([kernel, bias])
     model.save(other)
     assert saved_weights.largest_difference(one, other) == pytest.approx(0.5, abs=1e-6)
+    for bad in (kernel, bias):  # Neither hides behind the other.
+        weights = [np.zeros_like(kernel), np.zeros_like(bias)]
+        model.set_weights(weights)
+        model.save(one)
+        model.set_weights(
+            [np.full_like(each, np.nan if each.shape == bad.shape else 0) for each in weights]
+        )
+        model.save(other)
+        assert np.isnan(saved_weights.largest_difference(one, other))

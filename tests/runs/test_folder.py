@@ -187,15 +187,17 @@ def test_whatever_moment_a_kill_strikes_at_one_training_is_whole(run):
     assert {b"earlier", b"new"} <= new_ones
 
 
-@pytest.mark.parametrize("what", ["working folder", "data", "model", "program", "module"])
+@pytest.mark.parametrize(
+    "what", ["working folder", "data", "init_weights", "model", "program", "module"]
+)
 def test_what_a_training_needs_is_not_replaced(run, what, monkeypatch):
     config = dict(CONFIG)
     inside = run / "inside"
     inside.mkdir()
     if what == "working folder":
         monkeypatch.chdir(inside)
-    elif what == "data":
-        config["data"] = str(inside)
+    elif what in ("data", "init_weights"):
+        config[what] = str(inside)
     elif what == "model":
         (inside / "model.py").touch()
         config["model"] = f"{inside / 'model.py'}:model_fn"

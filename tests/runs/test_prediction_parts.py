@@ -14,7 +14,7 @@ import tfdist
 from tfdist.errors import DataError, OptionError
 from tfdist.launch.jobs import Where
 from tfdist.records.parts import Part
-from tfdist.runs import predict_rank, predicting, prediction_table
+from tfdist.runs import merged_files, predict_rank, predicting, prediction_table
 from tfdist.runs.prediction_parts import Share, digests_of, merge, write_note
 from tfdist.training.engine import model_path
 
@@ -152,6 +152,14 @@ def _write(path: Path, rows: np.ndarray, first: int = 0) -> None:
     else:
         several = {"a": rows, "b": rows[:, 0] > 0} if path.suffix == ".npz" else {"a": rows}
         predict_rank._write(path, several)
+
+
+def test_lines_of_other_columns_are_not_joined(tmp_path):
+    parts = [tmp_path / f"{number}.jsonl" for number in (1, 2)]
+    parts[0].write_text('{"record": 0, "class": "cat", "probability": 1.0}\n')
+    parts[1].write_text('{"record": 1, "value_0": null, "value_1": 0.2}\n')
+    with pytest.raises(DataError, match=r"same columns.*2\.jsonl"):
+        merged_files.join(parts, tmp_path / "all.jsonl")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".npy", ".npz", ".parquet"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import sys
 
 import pytest
@@ -80,6 +82,14 @@ def test_a_line_that_was_written_in_part_is_removed(tmp_path):
 
 def test_a_lock_of_a_killed_process_does_not_stay(tmp_path):
     (tmp_path / "a.lock").touch()
+    assert ask(Study(tmp_path / "a.log", **SETTINGS))[0] == 0
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
     assert ask(Study(tmp_path / "a.log", **SETTINGS))[0] == 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import functools
 import http.server
 import json
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfdist.errors import DataError, EngineMissingError, OptionError
+from tfdist.errors import DataError, EngineMissingError, OptionError, WriteError
 from tfdist.records import adopt, check, load_manifest, open_records, write
 from tfdist.records.buckets import cache
 from tfdist.records.buckets.store import Store
@@ -292,6 +294,25 @@ def test_a_manifest_that_names_files_elsewhere_has_none_fetched(name):
     shard = {"file": name, "bytes": 1, "checksum": "0"}
     text = json.dumps({"splits": {"train": {"shards": [shard]}}})
     assert cache._files_of(text.encode(), None) == {}
+
+
+def test_what_cannot_be_written_here_is_no_matter_of_the_network(s3_server, tmp_path, monkeypatch):
+    url = put()
+    with pytest.raises(WriteError, match=f"{tmp_path / 'none'} must be written whole"):
+        Store(url).fetch("manifest.json", tmp_path / "none" / "file", lambda _: None)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "file" / "cache"))
+    with pytest.raises(OptionError, match=r"Not a directory.*Name one with .*TFDIST_CACHE"):
+        open_records(f"{url}/train")
+
+
+def test_a_file_system_without_locks(s3_server, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "no locks")
+
+    url = put()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert len(rows(f"{url}/train")) == 32
 
 
 def test_the_bound(folder, monkeypatch):

@@ -144,6 +144,27 @@ def test_missing_values_are_told_to_the_model_as_in_the_training(tmp_path):
     np.testing.assert_array_equal(found["missing"], [[1, 0, 1]])
 
 
+def test_words_for_missing_values_are_what_the_training_took_them_for(tmp_path, capsys):
+    rows = [f"word{n} x{n},{'uv'[n % 2]},{n},{n % 2}" for n in range(12)] + ["NA,none,99,1"]
+    (tmp_path / "old.csv").write_text("note,kind,age,label\n" + "\n".join(rows) + "\n")
+    how = {"split": "train=1", "num_shards": 1, "label": "label", "missing": "mask"}
+    schema = write(tmp_path / "old.csv", tmp_path / "data", **how).schema
+    write_as_trained(tmp_path / "old.csv", schema, tmp_path / "new")
+    names = ("features", "note", "kind", "missing")
+    was, now = (
+        {
+            age: (note, kind, *mask)
+            for (age,), note, kind, mask in zip(
+                *(_rows(tmp_path / folder)[name].numpy().tolist() for name in names), strict=True
+            )
+        }
+        for folder in ("data", "new")
+    )
+    assert was[99] == (b"", 0, 1, 1, 0)
+    assert now == was
+    assert "'NA' in column 'note' is read as a missing value" in capsys.readouterr().err
+
+
 def test_shards_are_told_from_what_is_none(table, tmp_path):
     assert find_raw(tmp_path / "data") is None
     assert find_raw(tmp_path / "data" / "train") is None

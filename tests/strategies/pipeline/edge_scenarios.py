@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from scenarios import scenario
 from tensorflow import keras
+
+from tfdist.errors import ModelError
 
 layers = keras.layers
 RNG = np.random.default_rng(0)
@@ -204,6 +207,35 @@ def one_microbatch_has_the_statistics_of_the_batch(strategy: Any, folder: Path) 
         model, plain = both(other, make)
         assert train(other, model, plain, 7) < 1e-5, recompute
         assert largest(model.get_weights(), plain.get_weights()) < 1e-5, recompute
+
+
+@scenario
+def layers_frozen_and_trained_again_after_the_build(strategy: Any, folder: Path) -> None:
+    def frozen() -> keras.Model:
+        model = model_fn()
+        model.get_layer("backbone").layers[0].trainable = False
+        model.compile(model.optimizer, model.loss)
+        return model
+
+    model, plain = both(strategy, frozen)
+    for is_trained in (False, True, False):
+        for each in (model, plain):
+            each.get_layer("backbone").layers[0].trainable = is_trained
+            each.compile(keras.optimizers.SGD(0.05), plain.loss)
+        before = plain.get_weights()[0]
+        assert train(strategy, model, plain, 16) < 1e-5
+        assert (largest(before, plain.get_weights()[0]) > 1e-4) == is_trained
+
+    def with_frozen_norm() -> keras.Model:
+        model = model_fn()
+        model.get_layer("backbone").layers[1].trainable = False
+        return model
+
+    model, _ = both(strategy, with_frozen_norm)
+    model.get_layer("backbone").layers[1].trainable = True
+    model.compile("sgd", plain.loss)
+    with pytest.raises(ModelError, match=r"frozen BatchNormalization.*backbone/batch_norm"):
+        model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
 
 
 @scenario(long=True)

@@ -22,10 +22,10 @@ from tfdist.records.writing.images.search import all_images
 from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.roles import WEIGHT, Asked
 from tfdist.records.writing.tables.files import NAMES, kind_of_file, read_table
-from tfdist.records.writing.tables.infer import infer
+from tfdist.records.writing.tables.infer import MISSING_WORDS, infer
 from tfdist.records.writing.tables.packing import MISSING
 from tfdist.records.writing.tables.records import columns_of_table
-from tfdist.records.writing.tables.table import EMPTY, NUMBER
+from tfdist.records.writing.tables.table import EMPTY, NUMBER, Written
 
 if TYPE_CHECKING:
     from tfdist.records.writing.images.files import Header
@@ -179,6 +179,7 @@ def of_table(table: Table, inputs: Sequence[Feature]) -> Columns:
             f"{listed(table.names, _SHOWN)}",
             mend="Add them, or rename those that are meant",
         )
+    table = replace(table, columns=_with_words(table.columns, inputs, is_masked=bool(mask)))
     if mask:
         table = replace(table, columns=_with_empty_numbers(table.columns, inputs))
     asked = Asked(
@@ -206,6 +207,38 @@ def of_table(table: Table, inputs: Sequence[Feature]) -> Columns:
         _check_same(source, own, trained)
     schema = Schema(tuple(_read_as(features[f.name], f) for f in inputs))
     return Columns(found.kind, schema, columns)
+
+
+def _with_words(
+    columns: Mapping[str, Any], inputs: Sequence[Feature], *, is_masked: bool
+) -> dict[str, Any]:
+    """Returns ``columns``, where "NA" and such in text are what the training took them for.
+
+    Of categories their names tell that. Text may have been said to be text, which nothing tells:
+    there it is said how they are read.
+    """
+    found = dict(columns)
+    for feature in inputs:
+        column = columns[feature.name] if feature.encoding == "bytes" or feature.classes else None
+        if not isinstance(column, Written):
+            continue
+        known = feature.classes or ()
+        words = {text for text in column.texts if text.strip().lower() in MISSING_WORDS - {""}}
+        words = {word for word in words if word.strip() not in known}
+        if not words or (feature.classes is not None and "" not in known):
+            continue
+        if is_masked or feature.classes is not None:
+            texts = ["" if text in words else text for text in column.texts]
+            found[feature.name] = replace(column, texts=texts)
+        if feature.classes is None:
+            print(
+                f"tfdist: {listed(map(repr, sorted(words)))} in column '{feature.name}' is read as "
+                + ("a missing value" if is_masked else "text")
+                + ": write it otherwise if the training took it for something else",
+                file=sys.stderr,
+                flush=True,
+            )
+    return found
 
 
 def _with_empty_numbers(columns: Mapping[str, Any], inputs: Sequence[Feature]) -> dict[str, Any]:

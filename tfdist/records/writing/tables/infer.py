@@ -28,8 +28,8 @@ from tfdist.records.writing.tables.table import (
     Written,
 )
 
-# What stands for a value that is missing, where nobody has said that a column is text.
-_MISSING = frozenset(("", "na", "n/a", "nan", "null", "none"))
+#: What stands for a value that is missing, where nobody has said that a column is text.
+MISSING_WORDS = frozenset(("", "na", "n/a", "nan", "null", "none"))
 _TRUTH = {"true": True, "yes": True, "false": False, "no": False}
 # Of a column of one kind, at least this share of the values is of it: the others are mistakes.
 _ENOUGH = 0.95
@@ -123,7 +123,7 @@ def _of_texts(column: Written) -> Cells:
         return quick
     texts = list(texts)
     stripped = [text.strip() for text in texts]
-    missing = np.array([text.lower() in _MISSING for text in stripped], bool)
+    missing = np.array([text.lower() in MISSING_WORDS for text in stripped], bool)
     rows = np.flatnonzero(~missing).tolist()
     present = [stripped[row] for row in rows]
     if not present:
@@ -172,7 +172,7 @@ def _of_texts(column: Written) -> Cells:
 
 
 def _arrow_numbers(texts: ArrowTexts) -> Cells | None:
-    found = texts.numbers(_MISSING)
+    found = texts.numbers(MISSING_WORDS)
     if found is None:
         return None
     values, missing, has_code = found
