@@ -27,6 +27,16 @@ EXCHANGES = (
 )
 
 
+# Keras 3's, which updates each weight by one of several optimizers.
+_SEVERAL = getattr(tf.keras.optimizers, "MultiOptimizer", ())
+
+
+def parts_of(optimizer: Any) -> list[Any]:
+    """Returns those that update weights: the ones of Keras 3's MultiOptimizer, else itself."""
+    inner = inner_of(optimizer)
+    return list(inner.optimizers) if isinstance(inner, _SEVERAL) else [inner]
+
+
 def inner_of(optimizer: Any) -> Any:
     """Returns the optimizer that one with a loss scale wraps, itself without."""
     return getattr(optimizer, "inner_optimizer", optimizer)
@@ -97,7 +107,9 @@ def apply_sum(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
     known = [gradient for gradient in gradients if gradient is not None]
     sums = iter(tf.distribute.get_replica_context().all_reduce("SUM", known))
     summed = [None if gradient is None else next(sums) for gradient in gradients]
-    with _as_summed(inner_of(optimizer)):
+    with contextlib.ExitStack() as summed_already:
+        for part in parts_of(optimizer):
+            summed_already.enter_context(_as_summed(part))
         optimizer.apply_gradients(zip(summed, variables, strict=True))
 
 

@@ -7,13 +7,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.keras.optimizers import inner_of
+from tfdist.keras.optimizers import inner_of, parts_of
 from tfdist.keras.trackables import optimizers_of
 from tfdist.keras.version import IS_KERAS_3
 
 
 def rate_of_last_step(optimizer: Any) -> Any:
-    """Returns the learning rate that the last step was taken with: a number or a tensor."""
+    """Returns the learning rate that the last step was taken with: a number or a tensor.
+
+    None where there are several.
+    """
+    if parts_of(optimizer) != [inner_of(optimizer)]:
+        return None
     rate = optimizer.learning_rate
     schedule = given_learning_rate(optimizer)
     if IS_KERAS_3 and callable(schedule):  # Keras 3 tells that of the next step.

@@ -32,7 +32,8 @@ def state_of(binding: Binding) -> tuple[float | None, Sums]:
     """
     if binding.collective.num_processes == 1:
         return None, ()
-    rate = float(tf.convert_to_tensor(rate_of_last_step(binding.model.optimizer)))
+    rate = rate_of_last_step(binding.model.optimizer)
+    rate = None if rate is None else float(tf.convert_to_tensor(rate))
     if binding.sharded is not None or binding.engine.weights is not None:
         return rate, ()
     weights = [raw(variable) for variable in binding.model.trainable_variables]

@@ -100,6 +100,12 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         self._read(optimizer)
 
     def _read(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
+        if rate_of_last_step(optimizer) is None:
+            raise OptionError(
+                "lr_scaling and warmup_epochs must go with an optimizer of one learning rate",
+                received=type(optimizer).__name__,
+                mend="Leave them out, and give each of its optimizers the rate that it is to have",
+            )
         self._optimizer = optimizer
         self._schedule = _schedule_of(optimizer)
         self._base_rate = None if self._schedule else float(_value(optimizer.learning_rate))
@@ -155,8 +161,9 @@ class EffectiveLearningRate(tf.keras.callbacks.Callback):
     """Puts the rate of an epoch's last step into the history, as ``learning_rate``."""
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        if logs is not None:
-            logs["learning_rate"] = float(_value(rate_of_last_step(self.model.optimizer)))
+        rate = rate_of_last_step(self.model.optimizer)
+        if logs is not None and rate is not None:
+            logs["learning_rate"] = float(_value(rate))
 
 
 def _schedule_of(optimizer: tf.keras.optimizers.Optimizer) -> Any | None:
