@@ -727,15 +727,14 @@ def averages_of_weights_end_the_last_epoch_alone(strategy, folder):
     )
 
 
-@scenario("single", "mirrored", "horovod")
+@scenario("mirrored", "horovod")
 def an_optimizer_of_several(strategy, folder):
     def optimizer() -> keras.optimizers.Optimizer:
         adam = keras.optimizers.Adam(0.01, epsilon=1e-3)
         sgd = keras.optimizers.SGD(0.05, momentum=0.9)
         return keras.optimizers.MultiOptimizer(lambda v: adam if "kernel" in v.path else sgd)
 
-    if strategy.name != "single":
-        check_exact(strategy, partial(mlp, optimizer=optimizer))
+    check_exact(strategy, partial(mlp, optimizer=optimizer))
     assert_goes_on(strategy, folder, partial(mlp, optimizer=optimizer), times=1)
 
 
