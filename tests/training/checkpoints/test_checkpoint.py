@@ -135,6 +135,47 @@ def test_what_draws_other_numbers_in_a_resumed_fit_is_told(broken, tmp_path, cap
     assert capsys.readouterr().out.count(told) == 1
 
 
+def test_an_evaluation_in_or_after_a_resumed_epoch_counts_its_own_rows_alone(broken):
+    found = []
+
+    class Evaluate(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            found.append(evaluated(self.model))
+
+    def evaluated(model):
+        fresh = new_model()
+        fresh.set_weights(model.get_weights())
+        alone = strategy("single")
+        feed = alone.dataset((X, 1 - Y), global_batch_size=4, training=False)
+        expected = fresh.evaluate(X, 1 - Y, batch_size=4, verbose=0)
+        ways = [
+            model.evaluate(X, 1 - Y, batch_size=4, verbose=0),
+            model.evaluate(feed, verbose=0),
+            model.test_on_batch(X, 1 - Y),
+        ]
+        return ways, [pytest.approx(expected, abs=1e-6)] * len(ways)
+
+    model = strategy("single").build(new_model)
+    with pytest.raises(KeyboardInterrupt):
+        fit(Checkpoints(broken, resume=True), Break(1), model=model)
+    found.append(evaluated(model))
+    fit(Evaluate(), Checkpoints(broken, resume=True), epochs=2)
+    assert len(found) == 2
+    for ways, expected in found:
+        assert ways == expected
+
+
+def test_the_numbers_of_checkpoints_grow_when_a_batch_of_another_size_goes_on(tmp_path):
+    epochs, newest = [], []
+    for batch, last in ((4, 3), (8, 4), (4, 5)):
+        keeper = Checkpoints(tmp_path, resume=True)
+        epochs.append(fit(keeper, batch=batch, epochs=last)[1].epoch)
+        newest.append(numbers(tmp_path)[-1])
+        assert keeper.newest.name == f"ckpt-{newest[-1]}"
+    assert epochs == [[0, 1, 2], [3], [4]]
+    assert newest == [18, 21, 27]
+
+
 @pytest.mark.long
 def test_resuming_within_an_epoch_of_batches_of_similar_lengths(tmp_path):
     tokens = [_RNG.integers(1, 9, length) for length in _RNG.integers(1, 20, 22)]

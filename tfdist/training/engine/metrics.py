@@ -41,13 +41,13 @@ class MergedResults:
         self.names: list[str] = []
 
     @contextlib.contextmanager
-    def without_carried(self) -> Iterator[None]:
-        """Encloses an evaluation within a resumed fit, whose metrics are its own."""
-        carried, self.carried = self.carried, None
+    def carrying(self, state: Any | None) -> Iterator[None]:
+        """Encloses the rest of a broken epoch; with None, what has metrics of its own in it."""
+        before, self.carried = self.carried, state
         try:
             yield
         finally:
-            self.carried = carried
+            self.carried = before
 
     def __call__(self) -> dict[str, Any]:
         if not tf.executing_eagerly() or step_context.current().part is not None:
