@@ -553,6 +553,24 @@ def test_callbacks_that_decide_go_on_from_what_they_had_seen(tmp_path, epoch):
         assert rest.history[name] == pytest.approx(history.history[name][epoch:], abs=1e-6)
 
 
+@pytest.mark.parametrize("stops_first", [True, False])
+def test_an_epoch_that_a_callback_ended_goes_on(tmp_path, unbroken, stops_first):
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 3
+
+    def resumed(*others):
+        callbacks = [Checkpoints(tmp_path, resume=True), *others]
+        model = new_model(steps_per_execution=2)
+        return fit(*(callbacks[::-1] if stops_first else callbacks), model=model)
+
+    resumed(Stop())
+    assert numbers(tmp_path) == [4]
+    again, rest = resumed()
+    assert rest.epoch == [0, 1, 2]
+    assert_same(again, unbroken)
+
+
 def test_a_training_that_was_stopped_early_stays_so(tmp_path, capsys):
     stopped, _ = fit(Checkpoints(tmp_path), *deciding(tmp_path), epochs=20)
     again, rest = fit(Checkpoints(tmp_path, resume=True), *deciding(tmp_path), epochs=20)

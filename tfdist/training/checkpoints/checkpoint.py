@@ -362,6 +362,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         origin, going_on = self.start.position, self._going_on_at
         self._steps_before = origin.step if epoch == origin.epoch else 0
         self._last_step = going_on.step if epoch == going_on.epoch else 0
+        self._has_stopped_within = False
         if self._steps_before:  # A callback set the rate by the last one when this epoch began.
             put_rates(self._rates)
 
@@ -373,14 +374,18 @@ class Checkpoints(tf.keras.callbacks.Callback):
         is_due = every is not None and step // every > self._last_step // every
         self._last_step = step
         is_last = self._last_call.after_step()
-        if (is_due or is_last) and step < self.steps_of_epoch:
+        # Keras ends the epoch here; jobs of several processes stop at its own end.
+        stops = self.model.stop_training and self._collective.num_processes == 1
+        if (is_due or is_last or stops) and step < self.steps_of_epoch:
+            self._has_stopped_within = stops
             state = self._results.merged_state()
             self._save(Position(self._current_epoch, step), state, logs)
             if is_last:
                 self._leave()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        self._save(Position(epoch + 1, 0), [], logs)
+        if not self._has_stopped_within:  # Else its other steps are still to come.
+            self._save(Position(epoch + 1, 0), [], logs)
         if self._last_call.after_epoch():
             self._leave()
 
