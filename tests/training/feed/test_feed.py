@@ -272,7 +272,9 @@ def test_an_epoch_goes_on_with_another_number_of_processes(before, parts, splits
             shuffle=True,
             seed=3,
         )
-        steps = _batches(feed.begun_by(before), 2, 3, skip_steps=skip)
+        present = feed.begun_by(before)
+        assert present.splits == splits  # The waits for data are measured by it.
+        steps = _batches(present, 2, 3, skip_steps=skip)
         assert len(steps) == len(expected) * splits
         for number, (rows, padding, of) in enumerate(steps):
             assert padding == (not rows)

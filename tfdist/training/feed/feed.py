@@ -481,6 +481,10 @@ class RedividedFeed:
     def steps_per_epoch(self) -> int:
         return self.feed.steps_per_epoch
 
+    @property
+    def splits(self) -> int:
+        return self.feed.splits
+
     @_as_written
     def epochs(self, first: int, last: int, *, skip_steps: int = 0) -> tf.data.Dataset:
         """Returns what ``Feed.epochs`` of ``feed`` would, in the other order."""
