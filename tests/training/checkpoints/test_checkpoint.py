@@ -356,6 +356,14 @@ def test_options():
         Checkpoints("folder", keep=0)
 
 
+@pytest.mark.parametrize("name", ["m[1]", "m*", "m?", "m\\1"])
+def test_a_path_that_is_a_pattern_is_refused(tmp_path, name):
+    """TensorFlow would remove the files of m1 where it has written new ones in m[1]."""
+    with pytest.raises(OptionError, match="must have none of the characters"):
+        Checkpoints(tmp_path / name / "kept")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_fit_has_one_of_them(tmp_path):
     with pytest.raises(OptionError, match=r"one callback Checkpoints.*one and .*two"):
         fit(Checkpoints(tmp_path / "one"), Checkpoints(tmp_path / "two"))

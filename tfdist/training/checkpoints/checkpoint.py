@@ -75,6 +75,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         steps_of_epoch: of the one that runs; a growing batch makes them fewer.
 
     Raises:
+        OptionError: the path of the directory has one of the characters ``* ? [ \\``.
         CheckpointError: in the fit, when no checkpoint can be read, or it is of another model.
         InUseError: in the fit, when that of another program writes in the folder.
         WriteError: in the fit, when a checkpoint cannot be written, as on a full disk; at its end,
@@ -101,6 +102,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         url = url_of(directory)
         self._bucket = url and BucketCheckpoints(url)
         self.directory = self._bucket.folder if self._bucket else Path(directory)
+        checkpoint_files.check_path(self.directory)
         self._told_as = url
         self.resume = resume
         self.start = Start()
