@@ -165,6 +165,13 @@ def test_an_evaluation_in_or_after_a_resumed_epoch_counts_its_own_rows_alone(bro
         assert ways == expected
 
 
+@pytest.mark.parametrize("metrics", [[], ["accuracy", "mse"]], ids=str)
+def test_an_epoch_goes_on_with_the_metrics_it_began_with(broken, metrics):
+    with pytest.raises(CheckpointError, match="some that keep .* numbers, where they were 4"):
+        fit(Checkpoints(broken, resume=True), model=new_model(metrics=metrics))
+    assert numbers(broken) == [STEPS, STEPS + 2, STEPS + 4]
+
+
 def test_the_numbers_of_checkpoints_grow_when_a_batch_of_another_size_goes_on(tmp_path):
     epochs, newest = [], []
     for batch, last in ((4, 3), (8, 4), (4, 5)):

@@ -369,7 +369,10 @@ class Checkpoints(tf.keras.callbacks.Callback):
             put_rates(self._rates)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._tell_of_draws()
+        if self._has_restored:
+            self._has_restored = False
+            self._results.check_carried()
+            self._tell_of_draws()
         step = self._steps_before + batch + 1
         every = self._every_steps
         # An execution of several steps may pass over the one that was due.
@@ -396,14 +399,13 @@ class Checkpoints(tf.keras.callbacks.Callback):
             self._bucket.finish()
 
     def _tell_of_draws(self) -> None:
-        """Tells once, when the first step of a resumed fit is traced, what draws other numbers."""
-        if self._has_restored and self._binding.drawing:
+        """Tells, when the first step of a resumed fit is traced, what draws other numbers."""
+        if self._binding.drawing:
             print(
                 f"tfdist: {listed(self._binding.drawing)} draws random numbers that no checkpoint "
                 "holds: as good ones, but not those of a training without a break",
                 flush=True,
             )
-        self._has_restored = False
 
     def _leave(self) -> NoReturn:
         self.on_train_end()
