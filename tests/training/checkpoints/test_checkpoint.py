@@ -167,7 +167,7 @@ def test_an_evaluation_in_or_after_a_resumed_epoch_counts_its_own_rows_alone(bro
 
 @pytest.mark.parametrize("metrics", [[], ["accuracy", "mse"]], ids=str)
 def test_an_epoch_goes_on_with_the_metrics_it_began_with(broken, metrics):
-    with pytest.raises(CheckpointError, match="some that keep .* numbers, where they were 4"):
+    with pytest.raises(CheckpointError, match=r"some that keep .* numbers, where they were 4"):
         fit(Checkpoints(broken, resume=True), model=new_model(metrics=metrics))
     assert numbers(broken) == [STEPS, STEPS + 2, STEPS + 4]
 

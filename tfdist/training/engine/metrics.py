@@ -76,7 +76,7 @@ class MergedResults:
         own = sum(variable.shape.num_elements() for variable in state_of(self._model))
         if own != self.carried.size:
             raise CheckpointError(
-                "a fit that goes on within an epoch must have the metrics that the epoch began with",
+                "a fit that goes on within an epoch must have the metrics that this began with",
                 received=f"some that keep {own} numbers, where they were {self.carried.size}",
                 mend="Compile the model with those of before until the epoch has ended",
             )
