@@ -425,6 +425,15 @@ def test_a_damaged_file_is_one_line(tmp_path):
         read_rows(path)
 
 
+def test_a_path_that_is_no_pattern(tmp_path):
+    with (
+        pytest.raises(OptionError, match="must have none of the characters"),
+        RunFolder(tmp_path / "run[1]").taken(CONFIG),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_cannot_be_written(run, monkeypatch):
     (run / MARK).unlink()
     (run / MARK).symlink_to(run.with_name("theirs"))

@@ -112,11 +112,12 @@ class RunFolder:
             tell: is told in one line what became of a training that was to replace another.
 
         Raises:
-            OptionError: the folder exists and neither option was given, it is not a training's, or
-                it must not be replaced.
+            OptionError: the folder exists and neither option was given, it is not a training's, it
+                must not be replaced, or its path is none for checkpoints.
             InUseError: another training is in it.
             WriteError: it cannot be written.
         """
+        checkpoint_files.check_path(self.path)
         made = self._made()
         lock = None
         try:

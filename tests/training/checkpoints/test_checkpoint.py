@@ -135,6 +135,54 @@ def test_what_draws_other_numbers_in_a_resumed_fit_is_told(broken, tmp_path, cap
     assert capsys.readouterr().out.count(told) == 1
 
 
+def test_an_evaluation_in_or_after_a_resumed_epoch_counts_its_own_rows_alone(broken):
+    found = []
+
+    class Evaluate(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            found.append(evaluated(self.model))
+
+    def evaluated(model):
+        fresh = new_model()
+        fresh.set_weights(model.get_weights())
+        alone = strategy("single")
+        feed = alone.dataset((X, 1 - Y), global_batch_size=4, training=False)
+        expected = fresh.evaluate(X, 1 - Y, batch_size=4, verbose=0)
+        ways = [
+            model.evaluate(X, 1 - Y, batch_size=4, verbose=0),
+            model.evaluate(feed, verbose=0),
+            model.test_on_batch(X, 1 - Y),
+        ]
+        return ways, [pytest.approx(expected, abs=1e-6)] * len(ways)
+
+    model = strategy("single").build(new_model)
+    with pytest.raises(KeyboardInterrupt):
+        fit(Checkpoints(broken, resume=True), Break(1), model=model)
+    found.append(evaluated(model))
+    fit(Evaluate(), Checkpoints(broken, resume=True), epochs=2)
+    assert len(found) == 2
+    for ways, expected in found:
+        assert ways == expected
+
+
+@pytest.mark.parametrize("metrics", [[], ["accuracy", "mse"]], ids=str)
+def test_an_epoch_goes_on_with_the_metrics_it_began_with(broken, metrics):
+    with pytest.raises(CheckpointError, match=r"some that keep .* numbers, where they were 4"):
+        fit(Checkpoints(broken, resume=True), model=new_model(metrics=metrics))
+    assert numbers(broken) == [STEPS, STEPS + 2, STEPS + 4]
+
+
+def test_the_numbers_of_checkpoints_grow_when_a_batch_of_another_size_goes_on(tmp_path):
+    epochs, newest = [], []
+    for batch, last in ((4, 3), (8, 4), (4, 5)):
+        keeper = Checkpoints(tmp_path, resume=True)
+        epochs.append(fit(keeper, batch=batch, epochs=last)[1].epoch)
+        newest.append(numbers(tmp_path)[-1])
+        assert keeper.newest.name == f"ckpt-{newest[-1]}"
+    assert epochs == [[0, 1, 2], [3], [4]]
+    assert newest == [18, 21, 27]
+
+
 @pytest.mark.long
 def test_resuming_within_an_epoch_of_batches_of_similar_lengths(tmp_path):
     tokens = [_RNG.integers(1, 9, length) for length in _RNG.integers(1, 20, 22)]
@@ -313,6 +361,14 @@ def test_options():
         Checkpoints("folder", every_steps=0)
     with pytest.raises(OptionError, match="keep"):
         Checkpoints("folder", keep=0)
+
+
+@pytest.mark.parametrize("name", ["m[1]", "m*", "m?", "m\\1"])
+def test_a_path_that_is_a_pattern_is_refused(tmp_path, name):
+    """TensorFlow would remove the files of m1 where it has written new ones in m[1]."""
+    with pytest.raises(OptionError, match="must have none of the characters"):
+        Checkpoints(tmp_path / name / "kept")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_fit_has_one_of_them(tmp_path):
@@ -510,6 +566,24 @@ def test_callbacks_that_decide_go_on_from_what_they_had_seen(tmp_path, epoch):
     assert_same(resumed, unbroken)
     for name in ("learning_rate", "loss"):
         assert rest.history[name] == pytest.approx(history.history[name][epoch:], abs=1e-6)
+
+
+@pytest.mark.parametrize("stops_first", [True, False])
+def test_an_epoch_that_a_callback_ended_goes_on(tmp_path, unbroken, stops_first):
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 3
+
+    def resumed(*others):
+        callbacks = [Checkpoints(tmp_path, resume=True), *others]
+        model = new_model(steps_per_execution=2)
+        return fit(*(callbacks[::-1] if stops_first else callbacks), model=model)
+
+    resumed(Stop())
+    assert numbers(tmp_path) == [4]
+    again, rest = resumed()
+    assert rest.epoch == [0, 1, 2]
+    assert_same(again, unbroken)
 
 
 def test_a_training_that_was_stopped_early_stays_so(tmp_path, capsys):

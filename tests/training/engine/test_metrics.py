@@ -73,8 +73,9 @@ def test_steps_before_a_resumed_fit_are_counted_but_not_in_its_validation():
     model = updated(second)
     own = {name: float(value) for name, value in model.get_metrics_result().items()}
     results = MergedResults(model, Alone())
-    results.carried = np.concatenate(before).astype(np.float64)
-    assert results() == pytest.approx(expected, abs=1e-6)
-    with results.without_carried():
-        assert results() == pytest.approx(own, abs=1e-6)
-    assert results() == pytest.approx(expected, abs=1e-6)
+    with results.carrying(np.concatenate(before).astype(np.float64)):
+        assert results() == pytest.approx(expected, abs=1e-6)
+        with results.carrying(None):
+            assert results() == pytest.approx(own, abs=1e-6)
+        assert results() == pytest.approx(expected, abs=1e-6)
+    assert results() == pytest.approx(own, abs=1e-6)

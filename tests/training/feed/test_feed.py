@@ -193,6 +193,23 @@ def test_class_weights_multiply_sample_weights():
         np.testing.assert_allclose(batch[2], [1, 6, 2, 1, 6, 2])
 
 
+@pytest.mark.parametrize("kind", ["numbers", "one_hot"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_each_token_has_the_weight_of_its_own_class(kind, weighted):
+    import numpy as np
+
+    from tfdist.records.reading.reader import open_records
+
+    y = np.array([[0, 1, 2], [2, 0, 0], [1, 1, 0], [2, 2, 1]])
+    labels = y[..., None] + 0.4 if kind == "numbers" else np.eye(3)[y]  # Keras rounds numbers.
+    rows = (np.array([1.0, 2.0, 3.0, 4.0]),) if weighted else ()
+    records = open_records((np.arange(4), labels.astype(np.float32), *rows))
+    feed = Feed(records=records, global_batch_size=4, shared=False, shuffle=False)
+    batch = next(iter(feed.weighted_by_class({0: 0.5, 1: 3.0, 2: 1.0}).epochs(0, 1)))
+    expected = np.array([0.5, 3.0, 1.0])[y] * (rows[0][:, None] if weighted else 1.0)
+    np.testing.assert_allclose(batch[2], expected)
+
+
 @pytest.mark.parametrize(
     ("labels", "class_weight", "found"),
     [
@@ -255,7 +272,9 @@ def test_an_epoch_goes_on_with_another_number_of_processes(before, parts, splits
             shuffle=True,
             seed=3,
         )
-        steps = _batches(feed.begun_by(before), 2, 3, skip_steps=skip)
+        present = feed.begun_by(before)
+        assert present.splits == splits  # The waits for data are measured by it.
+        steps = _batches(present, 2, 3, skip_steps=skip)
         assert len(steps) == len(expected) * splits
         for number, (rows, padding, of) in enumerate(steps):
             assert padding == (not rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 
@@ -20,9 +21,9 @@ from tfdist.training.model.scaling import ScaleLearningRate, Scaling  # noqa: E4
 X, Y = np.ones((8, 2), np.float32), np.ones((8, 1), np.float32)
 
 
-def model_with(optimizer):
+def model_with(optimizer, **options):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(optimizer, "mse")
+    model.compile(optimizer, "mse", **options)
     return model
 
 
@@ -94,6 +95,20 @@ def test_a_rate_that_is_set_between_fits_within_the_warm_up_is_told_too(capsys):
         line = "the learning rate was set to"
         assert capsys.readouterr().out.count(line) == told
     np.testing.assert_allclose(model.optimizer.learning_rate.numpy(), 0.04, rtol=1e-5)
+
+
+def test_a_fixed_rate_cannot_climb_within_an_execution():
+    alone = strategy("single", warmup_epochs=2)
+    feed = alone.dataset((X, Y), global_batch_size=2)
+    falling = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    for rate, is_refused in ((0.1, True), (falling, False)):
+        optimizer = keras.optimizers.SGD(rate)
+        model = alone.build(lambda one=optimizer: model_with(one, steps_per_execution=2))
+        found = contextlib.nullcontext()
+        if is_refused:
+            found = pytest.raises(OptionError, match="warmup_epochs=2 and steps_per_execution=2")
+        with found:
+            model.fit(feed, epochs=1, verbose=0)
 
 
 def test_a_new_compile_brings_its_own_rate():

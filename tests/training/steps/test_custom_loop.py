@@ -78,6 +78,15 @@ def test_a_body_takes_a_batch():
             strategy.run(body_of(model), data, model=new_model())
 
 
+def test_a_body_tells_no_gradients_of_parts():
+    with tfdist.strategy("single") as strategy:
+        model = strategy.build(new_model)
+        data = strategy.dataset((X, Y), global_batch_size=4)
+        noise = [tfdist.NoiseScale()]
+        with pytest.raises(ModelError, match=r"gradients of parts .* found the body of a loop"):
+            strategy.run(body_of(model), data, model=model, verbose=0, callbacks=noise)
+
+
 def test_engines_that_divide_the_model_refuse():
     model = assemble(
         Binding(new_model(), Alone()),

@@ -220,10 +220,12 @@ def _weigh_by_class(
     y: Any, weight: np.ndarray | None, class_weight: Mapping[int, float]
 ) -> np.ndarray:
     """Returns sample weights, float32 [records]; y: classes [records] or one-hot [records, n]."""
-    if not isinstance(y, np.ndarray):
+    if not isinstance(y, np.ndarray) or y.ndim > 2:
+        several = tf.nest.flatten(y)
+        shape = list(several[0].shape[1:])
         raise DataError(
             "data for class_weight must have one label a record",
-            received=f"{len(tf.nest.flatten(y))} labels",
+            received=f"{len(several)} labels" if several[1:] else f"labels of the shape {shape}",
             mend="Give sample weights instead",
         )
     classes = y.argmax(-1) if y.ndim > 1 and y.shape[-1] != 1 else y.reshape(-1)

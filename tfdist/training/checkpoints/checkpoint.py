@@ -75,6 +75,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         steps_of_epoch: of the one that runs; a growing batch makes them fewer.
 
     Raises:
+        OptionError: the path of the directory has one of the characters ``* ? [ \\``.
         CheckpointError: in the fit, when no checkpoint can be read, or it is of another model.
         InUseError: in the fit, when that of another program writes in the folder.
         WriteError: in the fit, when a checkpoint cannot be written, as on a full disk; at its end,
@@ -101,6 +102,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         url = url_of(directory)
         self._bucket = url and BucketCheckpoints(url)
         self.directory = self._bucket.folder if self._bucket else Path(directory)
+        checkpoint_files.check_path(self.directory)
         self._told_as = url
         self.resume = resume
         self.start = Start()
@@ -362,25 +364,33 @@ class Checkpoints(tf.keras.callbacks.Callback):
         origin, going_on = self.start.position, self._going_on_at
         self._steps_before = origin.step if epoch == origin.epoch else 0
         self._last_step = going_on.step if epoch == going_on.epoch else 0
+        self._has_stopped_within = False
         if self._steps_before:  # A callback set the rate by the last one when this epoch began.
             put_rates(self._rates)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._tell_of_draws()
+        if self._has_restored:
+            self._has_restored = False
+            self._results.check_carried()
+            self._tell_of_draws()
         step = self._steps_before + batch + 1
         every = self._every_steps
         # An execution of several steps may pass over the one that was due.
         is_due = every is not None and step // every > self._last_step // every
         self._last_step = step
         is_last = self._last_call.after_step()
-        if (is_due or is_last) and step < self.steps_of_epoch:
+        # Keras ends the epoch here; jobs of several processes stop at its own end.
+        stops = self.model.stop_training and self._collective.num_processes == 1
+        if (is_due or is_last or stops) and step < self.steps_of_epoch:
+            self._has_stopped_within = stops
             state = self._results.merged_state()
             self._save(Position(self._current_epoch, step), state, logs)
             if is_last:
                 self._leave()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        self._save(Position(epoch + 1, 0), [], logs)
+        if not self._has_stopped_within:  # Else its other steps are still to come.
+            self._save(Position(epoch + 1, 0), [], logs)
         if self._last_call.after_epoch():
             self._leave()
 
@@ -389,14 +399,13 @@ class Checkpoints(tf.keras.callbacks.Callback):
             self._bucket.finish()
 
     def _tell_of_draws(self) -> None:
-        """Tells once, when the first step of a resumed fit is traced, what draws other numbers."""
-        if self._has_restored and self._binding.drawing:
+        """Tells, when the first step of a resumed fit is traced, what draws other numbers."""
+        if self._binding.drawing:
             print(
                 f"tfdist: {listed(self._binding.drawing)} draws random numbers that no checkpoint "
                 "holds: as good ones, but not those of a training without a break",
                 flush=True,
             )
-        self._has_restored = False
 
     def _leave(self) -> NoReturn:
         self.on_train_end()

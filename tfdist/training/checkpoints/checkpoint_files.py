@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from tfdist.errors import OptionError
+
 PREFIX = "ckpt"
 LOCK = ".tfdist-lock"
 LIST = "checkpoint"
@@ -23,6 +25,22 @@ _LINE = re.compile(r'(?:all_)?model_checkpoint_paths?: "([^"]*)"')
 _OTHER_LINE = re.compile(r"(?:all_model_checkpoint_timestamps|last_preserved_timestamp): \S+")
 _PART = re.compile(rf"({PREFIX}-\d{{1,18}})\.(?:index|data-\d{{5}}-of-\d{{5}})", re.ASCII)
 _TEMPORARY = re.compile(rf"{PREFIX}-\d+_temp|{LIST}\.(?:tmp[0-9a-f]+|tfdist)", re.ASCII)
+
+
+def check_path(folder: Path) -> None:
+    """Raises OptionError for a path in which TensorFlow would see a pattern.
+
+    It would then read, and remove, the files of other folders that the pattern names.
+    """
+    path = str(folder.absolute())
+    found = [character for character in "*?[\\" if character in path]
+    if found:
+        raise OptionError(
+            "the path of a folder of checkpoints must have none of the characters * ? [ \\, with "
+            "which TensorFlow would find files of other folders",
+            received=f"{' '.join(found)} in {path}",
+            mend="Rename the folder, what is in it stays, or choose another",
+        )
 
 
 def finished(folder: Path) -> list[str]:

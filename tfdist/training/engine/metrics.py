@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.errors import CheckpointError
 from tfdist.keras import step_context
 from tfdist.keras.tensors import all_raw
 from tfdist.training.engine.collective import Collective
@@ -41,13 +42,13 @@ class MergedResults:
         self.names: list[str] = []
 
     @contextlib.contextmanager
-    def without_carried(self) -> Iterator[None]:
-        """Encloses an evaluation within a resumed fit, whose metrics are its own."""
-        carried, self.carried = self.carried, None
+    def carrying(self, state: Any | None) -> Iterator[None]:
+        """Encloses the rest of a broken epoch; with None, what has metrics of its own in it."""
+        before, self.carried = self.carried, state
         try:
             yield
         finally:
-            self.carried = carried
+            self.carried = before
 
     def __call__(self) -> dict[str, Any]:
         if not tf.executing_eagerly() or step_context.current().part is not None:
@@ -61,6 +62,24 @@ class MergedResults:
             return results
         finally:
             self._assign(variables, local)
+
+    def check_carried(self) -> None:
+        """Checks what is carried, once a step has made all metrics there are.
+
+        Only numbers are kept of them: metrics that keep as many are taken for the same.
+
+        Raises:
+            CheckpointError: it is the state of other metrics.
+        """
+        if self.carried is None:
+            return
+        own = sum(variable.shape.num_elements() for variable in state_of(self._model))
+        if own != self.carried.size:
+            raise CheckpointError(
+                "a fit that goes on within an epoch must have the metrics that this began with",
+                received=f"some that keep {own} numbers, where they were {self.carried.size}",
+                mend="Compile the model with those of before until the epoch has ended",
+            )
 
     def merged_state(self) -> list[np.ndarray]:
         """Returns the state of all metrics added up over processes, and over a resumed epoch."""

@@ -425,7 +425,12 @@ class Feed:
         return replicas.map(lambda replica: piece(batch, share, self.splits, replica))
 
     def _weigh_by_class(self, x: Any, y: tf.Tensor, weight: tf.Tensor | None = None) -> tuple:
-        """Turns class weights into sample weights; y: classes [batch] or one-hot [batch, n]."""
+        """Turns class weights into sample weights, as Keras 2 does.
+
+        Args:
+            y: classes [batch], [batch, 1] or [batch, tokens, 1], or one-hot [batch, n] or
+                [batch, tokens, n]; each token has the weight of its own class.
+        """
         import tensorflow as tf
 
         from tfdist.records.reading.graph_checks import check, listed
@@ -438,8 +443,12 @@ class Feed:
             )
         known = max(self.class_weight) + 1
         table = tf.constant([float(self.class_weight.get(c, math.nan)) for c in range(known)])
-        one_hot = y.shape.rank is not None and y.shape.rank > 1 and y.shape[-1] != 1
-        classes = tf.argmax(y, -1) if one_hot else tf.reshape(tf.cast(y, tf.int64), [-1])
+        has_last_axis = y.shape.rank is not None and y.shape.rank > 1
+        if has_last_axis and y.shape[-1] != 1:
+            classes = tf.argmax(y, -1)
+        else:
+            numbers = tf.squeeze(y, -1) if has_last_axis else tf.reshape(y, [-1])
+            classes = tf.cast(tf.round(tf.cast(numbers, tf.float64)), tf.int64)
         weights = tf.gather(table, tf.clip_by_value(classes, 0, known - 1))
         is_named = (classes >= 0) & (classes < known) & ~tf.math.is_nan(weights)
         nameless = tf.unique(tf.boolean_mask(classes, ~is_named)).y
@@ -451,7 +460,10 @@ class Feed:
         )
         with tf.control_dependencies([are_named]):
             weights = tf.identity(weights)
-        return x, y, weights if weight is None else weights * tf.cast(weight, tf.float32)
+        if weight is None:
+            return x, y, weights
+        missing = [tf.newaxis] * (weights.shape.rank - weight.shape.rank)
+        return x, y, weights * tf.cast(weight, tf.float32)[(..., *missing)]
 
 
 @dataclass(frozen=True)
@@ -468,6 +480,10 @@ class RedividedFeed:
     @property
     def steps_per_epoch(self) -> int:
         return self.feed.steps_per_epoch
+
+    @property
+    def splits(self) -> int:
+        return self.feed.splits
 
     @_as_written
     def epochs(self, first: int, last: int, *, skip_steps: int = 0) -> tf.data.Dataset:

@@ -44,7 +44,7 @@ class RunsAndBatches(Runs):
                 received="train_on_batch",
                 mend="Call model.fit, or leave lr_scaling out",
             )
-        with manual_updates.training():
+        with manual_updates.training(), self._results.carrying(None):
             if self._opening.is_plain_keras(x):
                 check_given_labels(self._model, x, options)
                 self._preparation.begin_slots()
@@ -61,11 +61,12 @@ class RunsAndBatches(Runs):
         """See ``Model.test_on_batch``; the results are those of all rows."""
         options = by_name(tf.keras.Model.test_on_batch, args) | options
         _refuse_feed(x, "test_on_batch", "evaluate")
-        if self._opening.is_plain_keras(x):
-            check_given_labels(self._model, x, options)
-            with self._reader.given():
-                return self._keras_test_on_batch(x, **options)
-        return self._step(self._one_batch("test_on_batch", x, options), "test", **options)
+        with self._results.carrying(None):
+            if self._opening.is_plain_keras(x):
+                check_given_labels(self._model, x, options)
+                with self._reader.given():
+                    return self._keras_test_on_batch(x, **options)
+            return self._step(self._one_batch("test_on_batch", x, options), "test", **options)
 
     def predict_on_batch(self, x: Any) -> Any:
         """See ``Model.predict_on_batch``; one prediction for each row, on every process."""

@@ -78,7 +78,7 @@ class Runs:
 
     def fit(self, x: Any = None, *args: Any, **options: Any) -> tf.keras.callbacks.History:
         try:
-            with manual_updates.training():
+            with manual_updates.training(), self._results.carrying(None):
                 return self._fit(x, by_name(tf.keras.Model.fit, args) | options)
         finally:
             if self._binding.noise is not None:  # Callbacks do not hear of a fit that fails.
@@ -105,10 +105,12 @@ class Runs:
         return self._fit_feed(feed, **options)
 
     def evaluate(self, x: Any = None, *args: Any, **options: Any) -> Any:
-        options = by_name(tf.keras.Model.evaluate, args) | options
+        with self._results.carrying(None):  # It may be within a resumed epoch.
+            return self._evaluate(x, by_name(tf.keras.Model.evaluate, args) | options)
+
+    def _evaluate(self, x: Any, options: dict) -> Any:
         if options.get("_use_cached_eval_dataset"):  # The validation of a fit.
-            with self._results.without_carried():
-                return self._keras_evaluate(x, **options)
+            return self._keras_evaluate(x, **options)
         if self._opening.is_plain_keras(x):
             check_given_labels(self._model, x, options)
             self._preparation.try_given_pass(x, options)
@@ -224,14 +226,12 @@ class Runs:
             if next_epoch >= epochs:
                 for keeper in keepers_among(callbacks):
                     keeper.leave_as_ended()
-            self._results.carried = None
             with self._reader.steps(*feeds) as watch:
                 chain.watch_with(watch)
                 if start.position.step and next_epoch < epochs:
                     # Keras' epochs have one length: the rest of the broken one is its own fit.
-                    self._results.carried = start.metric_state
-                    run(next_epoch, next_epoch + 1, start.position.step)
-                    self._results.carried = None
+                    with self._results.carrying(start.metric_state):
+                        run(next_epoch, next_epoch + 1, start.position.step)
                     next_epoch = epochs if model.stop_training else next_epoch + 1
                 while next_epoch < epochs:
                     # Keras' epochs have one length, so those of growing batches are fits each.

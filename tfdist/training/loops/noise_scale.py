@@ -69,8 +69,8 @@ class NoiseScale(GrowingBatch):
             something else sets the rate, or the epoch that is gone on with has a batch above
             ``max_batch``.
         ModelError: when the fit begins, of a batch that is not divided, on a strategy that does not
-            take data-parallel steps, of a train_step of one's own, or with ``shard``; with
-            ``apply`` of a learning rate that is not one fixed number.
+            take data-parallel steps, of a train_step of one's own, in ``strategy.run``, or with
+            ``shard``; with ``apply`` of a learning rate that is not one fixed number.
         DataError: with ``apply``, of batches that were given as they are.
     """
 
@@ -259,6 +259,8 @@ def _check(binding: Binding) -> None:
     received = None
     if binding.sharded is not None:
         received = f"{options.dividing_option}, where no replica has the whole gradient"
+    elif binding.takes_body:
+        received = "the body of a loop of one's own, in strategy.run"
     elif "train_step" in own_steps(model):
         received = f"a train_step of its own, of model '{model.name}'"
     elif not shares and options.accumulate_steps == 1:

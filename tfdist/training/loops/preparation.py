@@ -69,6 +69,7 @@ class Preparation:
         """Returns the first step; ``begun_at``: that of a fit which others are in the middle of."""
         model = self._model
         keras.steps.check_executions(model, feed.steps_per_epoch)
+        self._scaling.check_executions(model)
         if self._check is not None:
             self._check(model)
         if self._is_untried():

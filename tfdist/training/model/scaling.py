@@ -15,6 +15,7 @@ import wrapt
 
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.keras.rates import given_learning_rate, rate_of_last_step
+from tfdist.keras.steps import steps_per_execution
 
 RULES = ("linear", "sqrt")
 
@@ -52,6 +53,19 @@ class Scaling:
     @property
     def is_off(self) -> bool:
         return self.rule is None and not self.warmup_epochs
+
+    def check_executions(self, model: tf.keras.Model) -> None:
+        """Raises:
+        OptionError: a fixed rate would climb, which can be set between executions alone.
+        """
+        several = steps_per_execution(model)
+        if self.warmup_epochs and several > 1 and _schedule_of(model.optimizer) is None:
+            raise OptionError(
+                "warmup_epochs must have one step an execution where the learning rate is one "
+                "fixed number, which is set before each",
+                received=f"warmup_epochs={self.warmup_epochs:g} and steps_per_execution={several}",
+                mend="Give the optimizer a schedule, or leave one of both out",
+            )
 
     def multiplier(self, step: Any, steps_per_epoch: int) -> Any:
         """Returns what the user's rate is multiplied by at ``step`` (optimizer iterations).
