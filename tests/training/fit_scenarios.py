@@ -1110,6 +1110,15 @@ def refusals_say_what_to_do(strategy, folder):
         model.fit(short, steps_per_epoch=3, epochs=1)
     with pytest.raises(OptionError, match="what batches hold"):
         model.fit(batched, batch_size=8)
+    with pytest.raises(OptionError, match=r"found y, sample_weight beside a \w+Dataset"):
+        model.fit(batched, y, sample_weight=np.zeros(1))
+    of_any_rank = tf.data.Dataset.from_generator(lambda: [(x, y)], (tf.float32, tf.int64))
+    for steps in (None, 1):
+        with pytest.raises(DataError, match=r"known numbers of dimensions.*output_signature"):
+            model.fit(of_any_rank, steps_per_epoch=steps)
+    ragged = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1.0], [1.0, 2.0]] * 8))
+    with pytest.raises(DataError, match=r"[Rr]agged"):
+        model.fit(ragged.batch(8).filter(lambda _: True))
     with pytest.raises(DataError, match="first dimension of rows"):
         model.fit(batched.unbatch())
     with pytest.raises(OptionError, match="steps_per_epoch must be"):

@@ -111,6 +111,7 @@ def test_unknown_names_list_the_known_ones():
         ({"a": np.zeros((2, 3)), "b": np.zeros(2)}, np.zeros(2), "no images among a, b"),
         (dict.fromkeys("ab", np.zeros((2, 4, 4, 1))), np.zeros(2), "2 images among a, b"),
         (np.zeros((2, 4, 4, 1)), np.zeros((2, 4, 4)), r"places .* shape \(4, 4\)"),
+        (np.zeros((2, 4, 4, 1)), (np.zeros(2), np.zeros((2, 4, 4))), r"places .* shape \(4, 4\)"),
     ],
 )
 def test_what_is_no_image(x, y, message):

@@ -191,6 +191,11 @@ def test_class_weights_multiply_sample_weights():
         feed = Feed(records=open_records((x, labels, weight)), global_batch_size=6, shared=False)
         batch = next(iter(feed.weighted_by_class({0: 0.5, 1: 3.0, 2: 1.0}).epochs(0, 1)))
         np.testing.assert_allclose(batch[2], [1, 6, 2, 1, 6, 2])
+    records = open_records((x, y[:, None], weight[:, None]))
+    feed = Feed(records=records, global_batch_size=6, shared=False)
+    by_class = dict(zip(np.unique(y.astype(np.float32)), [0.5, 3.0, 1.0], strict=True))
+    batch = next(iter(feed.weighted_by_class(by_class).epochs(0, 1)))
+    np.testing.assert_allclose(batch[2], np.array([1, 6, 2, 1, 6, 2])[:, None])
 
 
 @pytest.mark.parametrize("kind", ["numbers", "one_hot"])

@@ -160,8 +160,9 @@ def _is_image(tensor: Any) -> bool:
 
 def _refuse_places(labels: Any) -> None:
     """A mask or boxes would stay where they are, while the image under them moves."""
-    parts = labels.values() if isinstance(labels, Mapping) else [labels]
-    for label in parts:
+    import tensorflow as tf
+
+    for label in tf.nest.flatten(labels):
         if getattr(label, "shape", None) is not None and (label.shape.rank or 0) >= 2:
             raise DataError(
                 "labels beside flip and crop must not tell of places on the image",

@@ -441,7 +441,7 @@ class Feed:
                 received=f"{len(tf.nest.flatten(y))} by name or in a list",
                 mend="Give one that stands alone, or sample weights instead",
             )
-        known = max(self.class_weight) + 1
+        known = int(max(self.class_weight)) + 1
         table = tf.constant([float(self.class_weight.get(c, math.nan)) for c in range(known)])
         has_last_axis = y.shape.rank is not None and y.shape.rank > 1
         if has_last_axis and y.shape[-1] != 1:
@@ -462,8 +462,10 @@ class Feed:
             weights = tf.identity(weights)
         if weight is None:
             return x, y, weights
-        missing = [tf.newaxis] * (weights.shape.rank - weight.shape.rank)
-        return x, y, weights * tf.cast(weight, tf.float32)[(..., *missing)]
+        weight = tf.cast(weight, tf.float32)
+        rank = max(weights.shape.rank, weight.shape.rank)
+        both = (w[(..., *[tf.newaxis] * (rank - w.shape.rank))] for w in (weights, weight))
+        return x, y, tf.multiply(*both)
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,7 @@ class GivenData:
 
 
 def _refuse_beside(options: dict[str, Any], x: Any) -> None:
-    given = [name for name in _OF_ARRAYS if options.pop(name, None) not in (None, 0)]
+    given = [name for name in _OF_ARRAYS if _is_said(options.pop(name, None))]
     if given:
         raise OptionError(
             "what batches hold must not be given beside them",
@@ -242,10 +242,22 @@ def _refuse_beside(options: dict[str, Any], x: Any) -> None:
         )
 
 
+def _is_said(value: Any) -> bool:
+    """Whether something is given: Keras takes a number of 0 for nothing. It may be an array."""
+    return value is not None and not (isinstance(value, int | float) and value == 0)
+
+
 def _check_batches(spec: Any) -> None:
     """Raises DataError for elements that cannot be divided into rows."""
     check_dense(spec)
     check_parts("a batch", spec)
+    if any(leaf.shape.rank is None for leaf in tf.nest.flatten(spec)):
+        raise DataError(
+            "batches must have tensors of known numbers of dimensions",
+            received=str(spec),
+            mend="Give them with tensor.set_shape in a map, or as the output_signature of "
+            "from_generator",
+        )
     if any(not leaf.shape.rank for leaf in tf.nest.flatten(spec)):
         raise DataError(
             "batches must have a first dimension of rows",
@@ -312,6 +324,7 @@ def _of_dataset(
     spec = dataset.element_spec
     if not isinstance(spec, tuple):
         dataset = dataset.map(lambda x: (x,))
+    _check_batches(dataset.element_spec)
     if steps is not None:
         return Given(dataset, steps, begins_anew=int(dataset.cardinality()) == steps)
     if is_endless(dataset):

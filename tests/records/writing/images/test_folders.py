@@ -569,6 +569,16 @@ class TestMasks:
         assert "1 of 3 masks are written with the numbers of their colours" in str(columns.notes)
         assert "1 of 3 masks are written with 0 and 1" in str(columns.notes)
 
+    def test_they_may_lie_within_the_source(self, photos, tmp_path):
+        for name in "012":
+            (tmp_path / "photos" / f"{name}.jpg").rename(tmp_path / f"{name}.jpg")
+        (tmp_path / "photos").rmdir()
+        assert opened(tmp_path, masks=tmp_path / "masks").num_records == 3
+        (tmp_path / "images").mkdir()
+        for name in "012":
+            (tmp_path / f"{name}.jpg").rename(tmp_path / "images" / f"{name}.jpg")
+        assert opened(tmp_path, masks=tmp_path / "masks").num_records == 3
+
     def test_sixteen_bits_of_the_other_byte_order(self, tmp_path):
         """Pillow itself makes 255 of all that is more."""
         numbers = np.array([[1, 300], [65535, 7]], ">u2")

@@ -330,7 +330,7 @@ class FakeDataset:
         return len(self.rows)
 
     def __iter__(self):
-        assert not self.features["image"].decode
+        assert "image" not in self.features or not self.features["image"].decode
         return iter(self.rows)
 
 
@@ -347,6 +347,22 @@ def test_hugging_face(tmp_path, size):
     assert all(data.count(row["image"]["bytes"]) == 1 for row in rows[15:])
     manifest = write(source, tmp_path / "anew", num_shards=1, split="train=1,validation=1")
     assert manifest.splits["validation"].records == 10
+
+
+@pytest.mark.parametrize("kind", ["bool", "int64", "float32"])
+def test_missing_values_of_a_column_are_no_values(tmp_path, size, kind):
+    rows = [{"x": float(n), "label": None if n % 4 == 3 else n % 2} for n in range(8)]
+    source = FakeDataset([])
+    source.rows = rows
+    source.features = {"x": SimpleNamespace(dtype="float32"), "label": SimpleNamespace(dtype=kind)}
+    with pytest.raises(DataError, match=r"'?label'?.*(None|missing|NaN|nan)"):
+        write(source, tmp_path / "data", split="train=1", num_shards=1)
+
+
+def test_two_datasets_of_one_split(tmp_path):
+    source = {"val": FakeDataset([]), "validation": FakeDataset([])}
+    with pytest.raises(DataError, match="each split must have one dataset"):
+        write(source, tmp_path / "data")
 
 
 class ClassLabel:

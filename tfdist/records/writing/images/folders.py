@@ -48,7 +48,7 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
     if options.labels is options.masks is None and annotation_files(folder / COCO_FOLDER):
         options = replace(options, labels=folder / COCO_FOLDER)
     loose = options.labels is not None or options.masks is not None
-    listing = find_images(folder, loose=loose)
+    listing = find_images(folder, loose=loose, without=options.masks)
     images = listing.images
     headers = read_headers(
         [image.path for image in images],

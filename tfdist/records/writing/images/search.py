@@ -53,11 +53,13 @@ class Listing:
         images: in the order of splits, classes and names.
         foreign: the names of files and folders that are no images.
         empty: the names of class folders without an image.
+        without: a folder that is left out; None: there is none.
     """
 
     images: list[FoundImage] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
+    without: Path | None = None
 
 
 def split_name(text: str) -> str | None:
@@ -65,16 +67,17 @@ def split_name(text: str) -> str | None:
     return split_of_word(text.strip())
 
 
-def find_images(folder: Path, *, loose: bool = False) -> Listing:
+def find_images(folder: Path, *, loose: bool = False, without: str | Path | None = None) -> Listing:
     """Returns the images of FOLDER/CLASS/ or FOLDER/SPLIT/CLASS/.
 
     Args:
         loose: whether they may lie in FOLDER or FOLDER/SPLIT too, without classes.
+        without: a folder whose images are none of them, as that of masks; None: there is none.
 
     Raises:
         DataError: none, or some that lie elsewhere.
     """
-    listing = Listing()
+    listing = Listing(without=None if without is None else Path(without).resolve())
     scan = _scan(folder, folder, listing)
     splits = _split_folders(folder, scan, listing)
     if splits is None:
@@ -137,7 +140,8 @@ def _scan(root: Path, path: Path, listing: Listing) -> _Scan:
         if entry.name.startswith((".", "__MACOSX")):
             listing.foreign.append(_name(root, entry))
         elif entry.is_dir():
-            folders.append(entry)
+            if entry.resolve() != listing.without:
+                folders.append(entry)
         elif _is_image(entry):
             images.append(entry)
         else:

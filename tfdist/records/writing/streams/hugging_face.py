@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tfdist.errors import DataError
 from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.streams.stream import Stream, Structure, image_like
 
@@ -23,7 +24,14 @@ def open_dataset(source: Any, asked: Asked) -> Stream:
         DataError: columns of which only the user can say what they are.
     """
     parts = dict(source) if isinstance(source, Mapping) else {None: source}
-    parts = {_SPLITS.get(name, name): _with_bytes(each) for name, each in parts.items()}
+    names = [_SPLITS.get(name, name) for name in parts]
+    if len(set(names)) < len(names):
+        raise DataError(
+            "each split must have one dataset",
+            received=", ".join(map(str, parts)),
+            mend="Give those of one split together, as datasets.concatenate_datasets does",
+        )
+    parts = {name: _with_bytes(each) for name, each in zip(names, parts.values(), strict=True)}
     first = next(iter(parts.values()))
     # Of a stream the columns may be known by its first record alone.
     features = first.features or dict.fromkeys(next(iter(first), {}))
