@@ -31,18 +31,14 @@ def check(model: tf.keras.Model) -> None:
         )
 
 
-def moving_statistics(model: tf.keras.Model) -> tuple[int, ...]:
-    """Returns where the moving statistics are in ``model.non_trainable_variables``."""
+def moving_statistics(model: tf.keras.Model) -> tuple[tf.Variable, ...]:
+    """Returns the moving statistics, in the order of ``model.non_trainable_variables``."""
     moving = {
         variable.ref()
         for layer in layers_of(model)
         for variable in (layer.moving_mean, layer.moving_variance)
     }
-    return tuple(
-        index
-        for index, variable in enumerate(model.non_trainable_variables)
-        if variable.ref() in moving
-    )
+    return tuple(v for v in model.non_trainable_variables if v.ref() in moving)
 
 
 def with_group_norm(model: tf.keras.Model) -> tf.keras.Model:
