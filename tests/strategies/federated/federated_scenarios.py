@@ -650,6 +650,22 @@ def epsilon_goes_on_after_a_resume(strategy, folder):
     assert rest.history["epsilon"] == whole.history["epsilon"][2:]
 
 
+@scenario
+def a_metric_may_have_a_result_for_each_class(strategy, folder):
+    x, y = records(12)
+    y = np.eye(3, dtype=np.float32)[y]
+    model = built(strategy)
+    model.compile("sgd", "mse", metrics=[keras.metrics.F1Score()])
+    expected = model.evaluate(strategy.dataset((x, y), training=False), verbose=0)[1]
+    table = keras.callbacks.CSVLogger(folder / "rounds.csv")
+    clients = strategy.dataset({"all": (x, y)}, global_batch_size=12)
+    found = model.fit(clients, callbacks=[table], verbose=0).history["f1_score"]
+    np.testing.assert_allclose(found, [expected], atol=1e-6)
+    with open(folder / "rounds.csv") as file:
+        (row,) = csv.DictReader(file)
+    assert row["f1_score"].count(",") == 2
+
+
 # Compiled anew ----------------------------------------------------------------------------------
 
 

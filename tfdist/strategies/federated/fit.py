@@ -131,20 +131,23 @@ class FederatedFit:
 
         return fit_clients
 
-    def _run_round(self, numbers: Iterator[tf.Tensor]) -> dict[str, float]:
+    def _run_round(self, numbers: Iterator[tf.Tensor]) -> dict[str, Any]:
         """Takes the place of Keras' train function; ``numbers``: of rounds."""
         record, sums = self._rounds.run(self._feed, int(next(numbers)))
         self._records.append(record)
         self._collective.note_wait(record.reading_seconds)
         return self._results(sums["metrics"]) | record.numbers()
 
-    def _results(self, sums: list[np.ndarray]) -> dict[str, float]:
+    def _results(self, sums: list[np.ndarray]) -> dict[str, Any]:
         """Returns the results of the model's metrics from the sums of their state over clients."""
         for variable, value in zip(state_of(self._model), sums, strict=True):
             variable.assign(value)
         results = self._binding.results()
         self._model.reset_metrics()
-        return {name: float(value) for name, value in results.items()}
+        # Some metrics have a result for each class.
+        return {
+            name: float(value) if np.ndim(value) == 0 else value for name, value in results.items()
+        }
 
     # Data ---------------------------------------------------------------------------------------
 

@@ -299,6 +299,7 @@ class Federated(OneProcessStrategy):
 
         Raises:
             OptionError: an option out of range.
+            ModelError: a metric has several results, as one for each class.
             DataError: no client at all could fine-tune the model.
         """
         from tfdist.records.clients.collection import Clients, open_clients
