@@ -765,6 +765,17 @@ def what_cannot_be_honoured_is_refused(strategy, folder):
     ):
         with pytest.raises(ModelError, match=f"(?s){words}"):
             strategy.build(make)
+
+    def with_table():
+        table = layers.Embedding(4, 2, name="table")
+        model = keras.Sequential([keras.Input((3,)), table, layers.Flatten(), layers.Dense(1)])
+        model.compile(optimizers.SGD(1.0, clipnorm=0.05), "mse")
+        return model
+
+    with federated(algorithm="fedsgd") as one_step:
+        model = one_step.build(with_table)
+        with pytest.raises(ModelError, match=r"each row that was looked up.*SGD.*table"):
+            model.fit(one_step.dataset({"a": (np.ones((4, 3), np.float32), np.ones(4))}))
     model = strategy.build(model_fn)
     with pytest.raises(OptionError, match="validation_split"):
         model.fit(strategy.dataset(unequal(5)), validation_split=0.1)

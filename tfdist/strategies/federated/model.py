@@ -112,6 +112,16 @@ class TracedStep:
             )
 
     @property
+    def looked_up(self) -> list[str]:
+        """The names of the trained weights whose gradients are of rows that were looked up."""
+        gradients = self._function.structured_outputs
+        return [
+            variable.name
+            for variable, gradient in zip(self.trainable, gradients, strict=True)
+            if isinstance(gradient, tf.IndexedSlices)
+        ]
+
+    @property
     def changed(self) -> set[str]:
         """The names of the weights that are not trained and that a step assigns to."""
         graph = self._function.graph

@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import import_tensorflow_federated
-from tfdist.errors import OptionError
+from tfdist.errors import ModelError, OptionError
+from tfdist.keras.optimizers import inner_of
 from tfdist.strategies.federated.aggregation import make_aggregator, update_bytes
 from tfdist.strategies.federated.client_work import build_client_work, zero_weights
 from tfdist.strategies.federated.engine import Engine
@@ -26,6 +27,7 @@ from tfdist.strategies.federated.optimizers import (
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.packing import RoundFile
 from tfdist.training.engine.binding import Binding, Saving
+from tfdist.training.layers.clipping import clips_by_norm, limit_of_values
 
 tff = import_tensorflow_federated()
 
@@ -81,6 +83,7 @@ class Server:
                 flush=True,
             )
         step = TracedStep(binding, feed.batch_spec)
+        self._refuse_clipped_look_ups(step)
         lost = sorted(step.changed - {variable.name for variable in self._statistics})
         if lost and self._key is None:
             print(
@@ -113,6 +116,19 @@ class Server:
         self.bytes_of_client = update_bytes(step.trainable, self._options) + sum(
             variable.numpy().nbytes for variable in self._statistics
         )
+
+    def _refuse_clipped_look_ups(self, step: TracedStep) -> None:
+        optimizer = inner_of(self._model.optimizer)
+        clips = clips_by_norm(optimizer) or limit_of_values(optimizer) is not None
+        # Other algorithms have refused what clips at all.
+        if clips and step.looked_up:
+            raise ModelError(
+                "a table that clients train with algorithm='fedsgd' must have gradients that are "
+                "not clipped, since Keras clips each row that was looked up, and clients send "
+                "their sums",
+                received=f"{type(optimizer).__name__} that clips and '{step.looked_up[0]}'",
+                mend="Leave out clipnorm, global_clipnorm and clipvalue",
+            )
 
     def _gone_on(self, begun: Any, trains_the_same: bool) -> Any:
         """Returns the state of a new process that goes on from the last one: the norms that updates
