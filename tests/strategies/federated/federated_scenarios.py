@@ -793,3 +793,15 @@ def what_cannot_be_honoured_is_refused(strategy, folder):
         pytest.raises(ModelError, match="moving statistics"),
     ):
         built(private, with_batch_norm)
+
+    def spares_biases():
+        model = with_batch_norm()
+        model.compile(optimizers.AdamW(0.1), model.loss)
+        model.optimizer.exclude_from_weight_decay(var_names=["bias"])
+        return model
+
+    with (
+        federated(batch_norm="group_norm") as replaces,
+        pytest.raises(ModelError, match="AdamW of the clients must decay all weights"),
+    ):
+        replaces.build(spares_biases)

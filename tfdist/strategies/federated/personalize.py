@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError, OptionError
+from tfdist.keras.optimizer_copies import decay_alike
 from tfdist.records.clients.collection import Clients
 from tfdist.records.report_text import as_text
 
@@ -156,6 +157,8 @@ class _Trial:
     def __init__(self, model: tf.keras.Model, element_spec: Any, learning_rate: float | None):
         self._model = model
         self._optimizer = _fresh(model.optimizer, learning_rate)
+        itself = [(variable, variable) for variable in model.trainable_variables]
+        decay_alike(model.optimizer, self._optimizer, itself)
         spec = tf.nest.map_structure(
             lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), element_spec
         )
