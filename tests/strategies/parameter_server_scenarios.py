@@ -273,6 +273,23 @@ def a_model_compiled_anew_trains_as_it_is_compiled_then(strategy, folder):
 
 
 @scenario
+def what_does_not_decay_in_a_model_object_does_not_on_the_servers(strategy, folder):
+    def of_zeros():
+        model = keras.Sequential([keras.Input((5,)), layers.Dense(4, kernel_initializer="ones")])
+        model.compile(keras.optimizers.AdamW(0.1, weight_decay=1.0), "mse")
+        model.optimizer.exclude_from_weight_decay(var_names=["kernel"])
+        return model
+
+    model = strategy.build(of_zeros())
+    # Nothing but decay moves a kernel whose inputs are 0.
+    zeros = np.zeros((16, 5), np.float32), np.ones((16, 4), np.float32)
+    model.fit(strategy.dataset(zeros, global_batch_size=8), verbose=0)
+    kernel, bias = model.get_weights()
+    np.testing.assert_array_equal(kernel, np.ones_like(kernel))
+    assert np.abs(bias).min() > 0
+
+
+@scenario
 def a_train_step_of_ones_own_runs_on_the_workers(strategy, folder):
     class Halved(keras.Model):
         def train_step(self, data):

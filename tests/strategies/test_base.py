@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdist
 from tfdist.errors import ModelError, OptionError
 from tfdist.strategies import REGISTRY
+from tfdist.strategies.base import clone
 from tfdist.training.loops import chief_only
 
 keras = tf.keras
@@ -56,3 +58,50 @@ def test_a_model_of_the_keras_that_is_not_in_use(given):
         pytest.raises(ModelError, match=r"found Other of Keras 3 \(import keras\)\. Import one"),
     ):
         strategy.build(given)
+
+
+def _spares_words(model):
+    optimizer = keras.optimizers.AdamW(0.1, weight_decay=1.0)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+def _spares_variables(model):
+    optimizer = keras.optimizers.AdamW(0.1, weight_decay=1.0)
+    optimizer.exclude_from_weight_decay(var_list=[model.layers[0].bias])
+    return optimizer
+
+
+OPTIMIZERS = {
+    "words": _spares_words,
+    "variables": _spares_variables,
+    "old": lambda _: keras.optimizers.legacy.Adam(0.1),
+    "scaled": lambda model: keras.mixed_precision.LossScaleOptimizer(_spares_words(model)),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_copy_goes_on_where_the_model_is(kind):
+    x, y = np.ones((4, 2), np.float32), np.zeros((4, 1), np.float32)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, bias_initializer="ones")])
+    model.compile(OPTIMIZERS[kind](model), "mse")
+    copy = clone(model)  # Of what has taken no step.
+    for each in (model, copy):
+        each.fit(x, y, verbose=0)
+    again = clone(model)
+    for each in (model, copy, again):
+        each.fit(x, y, verbose=0)
+    for trained in (copy, again):
+        assert trained.optimizer.iterations.numpy() == 2
+        for one, other in zip(model.get_weights(), trained.get_weights(), strict=True):
+            np.testing.assert_allclose(other, one, atol=1e-6)
+
+
+def test_a_copy_whose_optimizer_cannot_go_on_is_told(capsys):
+    model = keras.Sequential([keras.Input((2,)), *map(keras.layers.Dense, (2, 1))])
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.layers[0].trainable = False
+    model.compile(model.optimizer, "mse")
+    assert len(clone(model).trainable_variables) == 2
+    assert "Adam begins anew, as it was built for other weights" in capsys.readouterr().err

@@ -977,6 +977,21 @@ def files_are_written_once(strategy, folder):
     assert loaded.evaluate(x, y, verbose=0)[0] == pytest.approx(float(rows[1]["val_loss"]), 1e-4)
 
 
+@scenario("mirrored")
+def a_model_object_goes_on_where_it_is(strategy, folder):
+    optimizer = keras.optimizers.AdamW(0.1, weight_decay=1.0, epsilon=1e-3)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    one = mlp(optimizer=optimizer)
+    whole = {"batch_size": 25, "verbose": 0}
+    one.fit(*data(), epochs=2, **whole)
+    model = strategy.build(one)
+    one.fit(*data(), **whole)
+    model.fit(strategy.dataset(data(), global_batch_size=25), verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 3
+    for found, expected in zip(model.get_weights(), one.get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+
+
 @scenario("single", "mirrored", "horovod")
 def callbacks_that_decide(strategy, folder):
     x, y = data()

@@ -19,6 +19,7 @@ from scenarios import scenario
 from tensorflow import keras
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parent / "steps")]
+import fit_scenarios
 import own_steps_scenarios
 import test_row_probe_steps
 from options_scenarios import given
@@ -294,6 +295,11 @@ def several_optimizers(strategy, folder):
         own_steps_scenarios.two_optimizers(strategy, folder)
         own_steps_scenarios.all_optimizers_are_resumed(strategy, folder)
     assert "some steps alone" not in out.getvalue()
+
+
+@scenario("mirrored")
+def a_model_object_goes_on_where_it_is(strategy, folder):
+    fit_scenarios.a_model_object_goes_on_where_it_is(strategy, folder)
 
 
 @scenario("single")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.compat import keras_source
 from tfdist.errors import OptionError
 from tfdist.keras.trackables import optimizers_of
 from tfdist.keras.version import IS_KERAS_3
@@ -56,6 +57,11 @@ def forget_validation(model: tf.keras.Model) -> None:
 def follow_trainable(model: tf.keras.Model) -> None:
     """Has the compiled ``model`` train what is trainable now, not what was when it was compiled."""
     model._reset_compile_cache()
+
+
+def trainable_as_compiled(model: tf.keras.Model) -> contextlib.AbstractContextManager:
+    """Encloses what is done for Keras' fit, which trains what was trainable at ``compile``."""
+    return keras_source("engine.training_utils").RespectCompiledTrainableState(model)
 
 
 def trace_step(model: tf.keras.Model, iterator: Any) -> None:

@@ -301,10 +301,14 @@ def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
 def clone(model: tf.keras.Model) -> tf.keras.Model:
     """Returns a copy of a compiled Functional or Sequential model, made in the current scope.
 
+    Its optimizer goes on where that of the model is.
+
     Raises:
         ModelError: the model is of a class of its own, or compiled with objects Keras cannot copy.
     """
     import tensorflow as tf
+
+    from tfdist.keras.optimizer_copies import go_on
 
     try:
         copy = tf.keras.models.clone_model(model)
@@ -316,6 +320,8 @@ def clone(model: tf.keras.Model) -> tf.keras.Model:
             received=f"model '{model.name}': {str(error).splitlines()[0]}",
             mend="Give a function that makes and compiles the model instead",
         ) from error
+    pairs = zip(model.weights, copy.weights, strict=True)
+    go_on(model.optimizer, copy.optimizer, pairs, copy.trainable_variables)
     return copy
 
 

@@ -650,6 +650,86 @@ def epsilon_goes_on_after_a_resume(strategy, folder):
     assert rest.history["epsilon"] == whole.history["epsilon"][2:]
 
 
+@scenario
+def a_metric_may_have_a_result_for_each_class(strategy, folder):
+    x, y = records(12)
+    y = np.eye(3, dtype=np.float32)[y]
+    model = built(strategy)
+    model.compile("sgd", "mse", metrics=[keras.metrics.F1Score()])
+    expected = model.evaluate(strategy.dataset((x, y), training=False), verbose=0)[1]
+    table = keras.callbacks.CSVLogger(folder / "rounds.csv")
+    clients = strategy.dataset({"all": (x, y)}, global_batch_size=12)
+    found = model.fit(clients, callbacks=[table], verbose=0).history["f1_score"]
+    np.testing.assert_allclose(found, [expected], atol=1e-6)
+    with open(folder / "rounds.csv") as file:
+        (row,) = csv.DictReader(file)
+    assert row["f1_score"].count(",") == 2
+
+
+# Compiled anew ----------------------------------------------------------------------------------
+
+
+@scenario
+def a_model_compiled_anew_trains_as_it_is_compiled(strategy, folder):
+    def fit(model, epoch, **options):
+        feed = strategy.dataset(unequal(12, 12), global_batch_size=8)
+        return model.fit(feed, initial_epoch=epoch, epochs=epoch + 1, verbose=0, **options)
+
+    model, other = built(strategy), built(strategy)
+    loss = model.loss
+    fit(model, 0)
+    begun = model.get_weights()
+    model.compile(keras.optimizers.RMSprop(0.1), loss)
+    with pytest.raises(ModelError, match=r"RMSprop.*fedsgd"):
+        fit(model, 1)
+    for each in (model, other):
+        each.compile(keras.optimizers.Adam(0.05), "mae", metrics=["mse"])
+    other.set_weights(begun)
+    expected = fit(other, 1)
+    assert "mse" in expected.history
+    assert_same((model, fit(model, 1)), (other, expected))
+    frozen = model.layers[0]
+    frozen.trainable = False
+    before = frozen.get_weights()
+    fit(model, 2)  # Keras goes on with what was trainable when it was compiled.
+    assert np.abs(frozen.get_weights()[0] - before[0]).max() > 0
+    model.compile(keras.optimizers.SGD(0.1), loss)
+    before = model.get_weights()
+    keep = tfdist.Checkpoints(folder / "kept")
+    assert fit(model, 3, callbacks=[keep]).history["bytes_up"] == [2 * 4 * (6 * 3 + 3)]
+    pairs = zip(before, model.get_weights(), strict=True)
+    kernel, bias, *others = [np.abs(a - b).max() for a, b in pairs]
+    assert kernel == bias == 0 < min(others)
+    go_on = tfdist.Checkpoints(folder / "kept", resume=True)
+    assert fit(model, 4, callbacks=[go_on]).epoch == [4]
+
+
+@scenario
+def a_server_goes_on_when_the_model_is_compiled_anew(strategy, folder):
+    def in_two_fits(make=model_fn, freezes=False, **options):
+        with federated(local_batch_size=8, **options) as ours:
+            model = built(ours, make)
+            feed = ours.dataset(unequal(12, 12))
+            model.fit(feed, verbose=0)
+            begun = model.get_weights()
+            model.layers[0].trainable = not freezes
+            model.compile(model.optimizer, model.loss, metrics=["accuracy"])
+            history = model.fit(feed, initial_epoch=1, epochs=2, verbose=0)
+            return model, history, begun
+
+    model, history, _ = in_two_fits(algorithm="fedadam")  # Its moments are of both rounds.
+    whole = trained(unequal(12, 12), 2, algorithm="fedadam", local_batch_size=8)
+    assert_same((model, history), whole)
+    model, _, begun = in_two_fits(with_batch_norm, freezes=True, batch_norm="average")
+    pairs = zip(begun, model.get_weights(), strict=True)
+    kernel, bias, *others = [np.abs(a - b).max() for a, b in pairs]
+    assert kernel == bias == 0 < min(others)
+    private = {"dp_noise_multiplier": 1.0, "dp_clip_norm": 1.0}
+    epsilon = in_two_fits(freezes=True, **private)[1].history["epsilon"]
+    _, whole = trained(unequal(12, 12), 2, local_batch_size=8, **private)
+    assert epsilon == whole.history["epsilon"][1:]
+
+
 # Refusals ---------------------------------------------------------------------------------------
 
 
@@ -685,6 +765,17 @@ def what_cannot_be_honoured_is_refused(strategy, folder):
     ):
         with pytest.raises(ModelError, match=f"(?s){words}"):
             strategy.build(make)
+
+    def with_table():
+        table = layers.Embedding(4, 2, name="table")
+        model = keras.Sequential([keras.Input((3,)), table, layers.Flatten(), layers.Dense(1)])
+        model.compile(optimizers.SGD(1.0, clipnorm=0.05), "mse")
+        return model
+
+    with federated(algorithm="fedsgd") as one_step:
+        model = one_step.build(with_table)
+        with pytest.raises(ModelError, match=r"each row that was looked up.*SGD.*table"):
+            model.fit(one_step.dataset({"a": (np.ones((4, 3), np.float32), np.ones(4))}))
     model = strategy.build(model_fn)
     with pytest.raises(OptionError, match="validation_split"):
         model.fit(strategy.dataset(unequal(5)), validation_split=0.1)
@@ -702,3 +793,15 @@ def what_cannot_be_honoured_is_refused(strategy, folder):
         pytest.raises(ModelError, match="moving statistics"),
     ):
         built(private, with_batch_norm)
+
+    def spares_biases():
+        model = with_batch_norm()
+        model.compile(optimizers.AdamW(0.1), model.loss)
+        model.optimizer.exclude_from_weight_decay(var_names=["bias"])
+        return model
+
+    with (
+        federated(batch_norm="group_norm") as replaces,
+        pytest.raises(ModelError, match="AdamW of the clients must decay all weights"),
+    ):
+        replaces.build(spares_biases)

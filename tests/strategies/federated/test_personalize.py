@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.records import open_clients
 from tfdist.strategies.federated.personalize import personalize
 
@@ -115,6 +115,17 @@ def test_sample_weights_count():
     plain = run(make_model(), {"a": same_records(1, 2)}, epochs=30)
     assert weighted.after["loss"][0] < 0.7 * weighted.before["loss"][0]
     assert plain.after["accuracy"][0] == 1
+
+
+def test_a_metric_with_a_number_for_each_class_is_refused():
+    model = make_model()
+    model.compile("sgd", "categorical_crossentropy", metrics=[tf.keras.metrics.F1Score()])
+    weights = model.get_weights()
+    x, y = same_records(1, 2)
+    with pytest.raises(ModelError, match="'f1_score' with 3 numbers"):
+        run(model, {"a": (x, np.eye(3, dtype=np.float32)[y])})
+    for before, after in zip(weights, model.get_weights(), strict=True):
+        assert np.array_equal(before, after)
 
 
 def test_uneven_parts_chosen_clients_and_progress():

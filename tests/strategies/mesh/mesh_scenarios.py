@@ -465,7 +465,16 @@ def files():
         for model in (from_file, read):
             feed = strategy.dataset(data, global_batch_size=8, training=False)
             model.fit(feed, epochs=2, verbose=0)
+        spares = keras.optimizers.AdamW(0.01, epsilon=1e-3, weight_decay=1.0)
+        spares.exclude_from_weight_decay(var_names=["bias"])
+        one = mlp()
+        one.compile(spares, "mse")
+        one.fit(*data, batch_size=8, verbose=0)
+        given = strategy.build(one)
+        given.fit(feed, verbose=0)
+        one.fit(*data, batch_size=8, shuffle=False, verbose=0)
     return {
+        "a model object gone on with": difference(given.get_weights(), one.get_weights()),
         "a loaded model gone on with": difference(from_file.get_weights(), expected),
         "weights read with their slots": difference(read.get_weights(), expected),
         "resumed on another mesh": difference(resumed.get_weights(), expected),

@@ -96,6 +96,7 @@ def test_a_layout_is_the_users_where_he_gives_one(results):
         "resumed on another mesh",
         "gone on with in plain Keras",
         "weights of the layers",
+        "a model object gone on with",
         "a loaded model gone on with",
         "weights read with their slots",
     ],

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.keras.optimizer_copies import go_on
 from tfdist.training.layers.batch_norm import layers_of
 
 # Wu and He 2018, arXiv:1803.08494: 32 groups; fewer where a group would hardly have channels.
@@ -31,18 +32,14 @@ def check(model: tf.keras.Model) -> None:
         )
 
 
-def moving_statistics(model: tf.keras.Model) -> tuple[int, ...]:
-    """Returns where the moving statistics are in ``model.non_trainable_variables``."""
+def moving_statistics(model: tf.keras.Model) -> tuple[tf.Variable, ...]:
+    """Returns the moving statistics, in the order of ``model.non_trainable_variables``."""
     moving = {
         variable.ref()
         for layer in layers_of(model)
         for variable in (layer.moving_mean, layer.moving_variance)
     }
-    return tuple(
-        index
-        for index, variable in enumerate(model.non_trainable_variables)
-        if variable.ref() in moving
-    )
+    return tuple(v for v in model.non_trainable_variables if v.ref() in moving)
 
 
 def with_group_norm(model: tf.keras.Model) -> tf.keras.Model:
@@ -72,7 +69,10 @@ def with_group_norm(model: tf.keras.Model) -> tf.keras.Model:
             received=f"layer '{nested[0]}' within another layer",
             mend="Use GroupNormalization there",
         )
-    _copy_weights(model, copy)
+    pairs = _pairs(model, copy)
+    for old, new in pairs:
+        new.assign(old)
+    go_on(model.optimizer, copy.optimizer, pairs, copy.trainable_variables)
     return copy
 
 
@@ -94,11 +94,13 @@ def _replaced(layer: Any) -> Any:
     return tf.keras.layers.GroupNormalization(groups=groups, axis=axis, **options)
 
 
-def _copy_weights(model: tf.keras.Model, copy: tf.keras.Model) -> None:
+def _pairs(model: tf.keras.Model, copy: tf.keras.Model) -> list[tuple[Any, Any]]:
+    """Returns each weight that is kept, and the one in its place."""
+    pairs: list[tuple[Any, Any]] = []
     for before, after in zip(model.layers, copy.layers, strict=True):
         if isinstance(before, tf.keras.layers.BatchNormalization):
-            for name in ("gamma", "beta"):
-                if getattr(before, name) is not None:
-                    getattr(after, name).assign(getattr(before, name))
+            scales = [(getattr(before, name), getattr(after, name)) for name in ("gamma", "beta")]
+            pairs += [(old, new) for old, new in scales if old is not None]
         else:
-            after.set_weights(before.get_weights())
+            pairs += zip(before.weights, after.weights, strict=True)
+    return pairs

@@ -46,7 +46,7 @@ def build_client_work(
         step: of the user's model.
         optimizer: of ``tff.learning.optimizers``; None takes no step, and an update is a gradient.
         num_slots: the most clients in a round.
-        statistics: indices in ``model.non_trainable_variables`` of moving statistics to average.
+        statistics: indices in ``step.non_trainable`` of moving statistics to average.
         by_rows: whether a client weighs as much as it has records, and not 1.
         private: sums up what it has clipped of each client, in place of a mean.
     """

@@ -11,8 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError, OptionError
+from tfdist.keras.steps import trainable_as_compiled
 from tfdist.records.clients.collection import Clients
 from tfdist.strategies.federated.feed import ClientFeed
+from tfdist.strategies.federated.model import check_model
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.rounds import Round, RoundRunner
 from tfdist.strategies.federated.server import Server
@@ -23,7 +25,6 @@ from tfdist.training.feed.feed import Feed
 from tfdist.training.feed.keras_feed import GivenRecords
 from tfdist.training.layers.data_errors import check_inputs, check_labels
 from tfdist.training.loops.opening import refuse_settled
-from tfdist.training.model.refusals import refuse_xla
 
 _SETTLED = (
     "validation_split",
@@ -67,6 +68,7 @@ class FederatedFit:
         self._binding = binding
         self._model = binding.model
         self._server = server
+        self._options = options
         self._dataset = dataset
         self._rounds = RoundRunner(binding.model, server, options)
         self._collective = binding.collective
@@ -113,11 +115,13 @@ class FederatedFit:
             options.pop("check_rows", None)  # Clients take Keras' own steps: nothing is tried.
             _refuse_settled(options)
             feed = self._clients(x, y, batch_size).weighted_by_class(class_weight)
-            refuse_xla(self._model)  # It may have been compiled anew.
+            check_model(self._model, self._options)  # It may have been compiled anew.
             rounds = RoundFeed.of(feed)
             check_inputs(self._model, rounds.records.element_spec)
             check_labels(self._model, rounds.records.element_spec)
-            self._server.prepare(self._binding, feed)
+            # Keras' fit trains what was trainable when the model was compiled.
+            with trainable_as_compiled(self._model):
+                self._server.prepare(self._binding, feed)
             if validation_data is not None:
                 options["validation_data"] = self._validation(validation_data)
             self._feed, self._records = feed, []
@@ -127,20 +131,23 @@ class FederatedFit:
 
         return fit_clients
 
-    def _run_round(self, numbers: Iterator[tf.Tensor]) -> dict[str, float]:
+    def _run_round(self, numbers: Iterator[tf.Tensor]) -> dict[str, Any]:
         """Takes the place of Keras' train function; ``numbers``: of rounds."""
         record, sums = self._rounds.run(self._feed, int(next(numbers)))
         self._records.append(record)
         self._collective.note_wait(record.reading_seconds)
         return self._results(sums["metrics"]) | record.numbers()
 
-    def _results(self, sums: list[np.ndarray]) -> dict[str, float]:
+    def _results(self, sums: list[np.ndarray]) -> dict[str, Any]:
         """Returns the results of the model's metrics from the sums of their state over clients."""
         for variable, value in zip(state_of(self._model), sums, strict=True):
             variable.assign(value)
         results = self._binding.results()
         self._model.reset_metrics()
-        return {name: float(value) for name, value in results.items()}
+        # Some metrics have a result for each class.
+        return {
+            name: float(value) if np.ndim(value) == 0 else value for name, value in results.items()
+        }
 
     # Data ---------------------------------------------------------------------------------------
 

@@ -16,10 +16,34 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.keras.layers import layers_in
+from tfdist.strategies.federated.optimizers import client_optimizer, learning_rate_of
+from tfdist.strategies.federated.options import Options
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.metrics import state_of
 from tfdist.training.layers import eager_variables
 from tfdist.training.layers.losses import as_on_one_device, counted_as
+from tfdist.training.model.refusals import refuse_eager, refuse_own_steps, refuse_xla
+from tfdist.training.model.stateful_rnn import refuse_stateful
+
+
+def check_model(model: tf.keras.Model, options: Options) -> None:
+    """Raises ModelError for a model that TFF's clients cannot train as it is compiled."""
+    refuse_own_steps(model, "federated")
+    refuse_xla(model)
+    refuse_stateful(model, "clients with rows of their own")
+    refuse_eager(model, "federated")
+    mixed = [weight.name for weight in model.trainable_weights if weight.dtype != "float32"]
+    policies = {layer.compute_dtype for layer in layers_in(model) if layer.trainable_weights}
+    if mixed or policies - {"float32"}:
+        raise ModelError(
+            "clients must train in float32, as TFF's optimizers do",
+            received=f"the precision {', '.join(sorted(policies | set(mixed[:1])))}",
+            mend='Leave the policy at "float32"',
+        )
+    if options.algorithm != "fedsgd":
+        rate = options.client_learning_rate or learning_rate_of(model.optimizer)
+        client_optimizer(model.optimizer, rate)
 
 
 class TracedStep:
@@ -86,6 +110,16 @@ class TracedStep:
                 mend="Leave what has learned from data with adapt, as Discretization, to map_fn of "
                 "strategy.dataset",
             )
+
+    @property
+    def looked_up(self) -> list[str]:
+        """The names of the trained weights whose gradients are of rows that were looked up."""
+        gradients = self._function.structured_outputs
+        return [
+            variable.name
+            for variable, gradient in zip(self.trainable, gradients, strict=True)
+            if isinstance(gradient, tf.IndexedSlices)
+        ]
 
     @property
     def changed(self) -> set[str]:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError, ModelError, OptionError
+from tfdist.keras.optimizer_copies import decay_alike
 from tfdist.records.clients.collection import Clients
 from tfdist.records.report_text import as_text
 
@@ -114,6 +115,7 @@ def personalize(
 
     Raises:
         OptionError: an option out of range.
+        ModelError: a metric has several results, as one for each class.
         DataError: no client at all could be fine-tuned.
     """
     _check_options(epochs, batch_size, learning_rate, held_out_share, num_clients)
@@ -155,6 +157,8 @@ class _Trial:
     def __init__(self, model: tf.keras.Model, element_spec: Any, learning_rate: float | None):
         self._model = model
         self._optimizer = _fresh(model.optimizer, learning_rate)
+        itself = [(variable, variable) for variable in model.trainable_variables]
+        decay_alike(model.optimizer, self._optimizer, itself)
         spec = tf.nest.map_structure(
             lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), element_spec
         )
@@ -217,7 +221,18 @@ class _Trial:
             self._judge(
                 *_take(records, np.arange(start, min(start + _EVALUATION_BATCH_SIZE, rows)))
             )
-        return {metric.name: float(metric.result()) for metric in self._model.metrics}
+        return {metric.name: _number(metric) for metric in self._model.metrics}
+
+
+def _number(metric: Any) -> float:
+    result = metric.result()
+    if np.ndim(result) > 0:
+        raise ModelError(
+            "a metric must be one number to say what a client gains",
+            received=f"'{metric.name}' with {np.size(result)} numbers",
+            mend="Give one that averages, such as F1Score(average='macro')",
+        )
+    return float(result)
 
 
 def _fresh(optimizer: Any, learning_rate: float | None) -> Any:

@@ -13,7 +13,6 @@ import tensorflow as tf
 from tfdist.errors import DataError, WriteError
 from tfdist.keras.layers import variables_in
 from tfdist.records.reading.shape_errors import explain_shape_error
-from tfdist.strategies.federated.aggregation import update_bytes
 from tfdist.strategies.federated.feed import ClientFeed, num_rows
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.packing import RoundFile, group_of_each
@@ -77,8 +76,6 @@ class RoundRunner:
         self._named: set[str] = set()
         self._known_bad: dict[str, str] = {}
         self._weights_bytes = sum(v.numpy().nbytes for v in variables_in(model))
-        self._statistics_bytes = server.statistics_bytes
-        self._update_bytes = update_bytes(model.trainable_variables, options)
 
     def run(self, feed: ClientFeed, number: int) -> tuple[Round, Any]:
         """Runs round ``number``, counted from 0; returns it and the sums that clients reported.
@@ -127,7 +124,7 @@ class RoundRunner:
                 self._leave_out(record, client, _DIVERGED)
         record.clients = tuple(c for slot, c in enumerate(ready) if present[slot])
         record.slow = tuple(client for client in ready if client in cohort.shares)
-        record.bytes_up += len(ready) * (self._update_bytes + self._statistics_bytes)
+        record.bytes_up += len(ready) * self._server.bytes_of_client
         return output if self._are_enough(record.clients) else None
 
     def _are_enough(self, clients: Any) -> bool:

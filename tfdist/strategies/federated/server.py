@@ -11,8 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import import_tensorflow_federated
-from tfdist.errors import OptionError
-from tfdist.strategies.federated.aggregation import make_aggregator
+from tfdist.errors import ModelError, OptionError
+from tfdist.keras.optimizers import inner_of
+from tfdist.strategies.federated.aggregation import make_aggregator, update_bytes
 from tfdist.strategies.federated.client_work import build_client_work, zero_weights
 from tfdist.strategies.federated.engine import Engine
 from tfdist.strategies.federated.feed import ClientFeed
@@ -26,6 +27,7 @@ from tfdist.strategies.federated.optimizers import (
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.packing import RoundFile
 from tfdist.training.engine.binding import Binding, Saving
+from tfdist.training.layers.clipping import clips_by_norm, limit_of_values
 
 tff = import_tensorflow_federated()
 
@@ -37,7 +39,10 @@ class Server:
 
     Args:
         model: the user's compiled model.
-        statistics: indices in ``model.non_trainable_variables`` of moving statistics to average.
+        statistics: the moving statistics of ``model`` to average.
+
+    Attributes:
+        bytes_of_client: what a client sends in a round, known once ``prepare`` was called.
     """
 
     def __init__(
@@ -45,7 +50,7 @@ class Server:
         engine: Engine,
         options: Options,
         model: tf.keras.Model,
-        statistics: tuple[int, ...],
+        statistics: tuple[tf.Variable, ...],
     ):
         self._engine = engine
         self._options = options
@@ -58,14 +63,16 @@ class Server:
         self._private_terms: tuple[float, ...] = ()
         self._state: Any = None
         self._slots: list[tf.Variable] = []
+        self._trained: list[Any] = []
+        self.bytes_of_client = 0
         #: Rounds that have updated the weights, in all fits.
         self.num_rounds = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def prepare(self, binding: Binding, feed: ClientFeed) -> None:
-        """Builds the process of the model for these clients, unless it is built."""
+        """Builds the process of the compiled model for these clients, unless it is built."""
         # A cohort that is drawn client by client may be all of them.
         num_slots = len(feed.clients.ids) if self._options.is_private else feed.num_replicas
-        key = (repr(feed.batch_spec), num_slots, feed.num_replicas)
+        key = (binding.times_compiled, repr(feed.batch_spec), num_slots, feed.num_replicas)
         if key == self._key:
             return
         cause = self._options.sees_each_client
@@ -76,7 +83,8 @@ class Server:
                 flush=True,
             )
         step = TracedStep(binding, feed.batch_spec)
-        lost = sorted(step.changed - {step.non_trainable[i].name for i in self._statistics})
+        self._refuse_clipped_look_ups(step)
+        lost = sorted(step.changed - {variable.name for variable in self._statistics})
         if lost and self._key is None:
             print(
                 f"tfdist: warning: what clients make of {', '.join(lost)} is not averaged: "
@@ -92,7 +100,7 @@ class Server:
                 optimizer=self._model.optimizer,
                 client_rate=self._client_rate(),
                 num_slots=num_slots,
-                statistics=self._statistics,
+                statistics=self._places(step),
             )
             state = process.initialize()
         if self._options.is_private:
@@ -101,15 +109,42 @@ class Server:
         self._non_trainable = step.non_trainable
         # Always as many: TFF keeps something for good of each number of clients that it meets.
         self._num_groups = min(len(os.sched_getaffinity(0)), feed.num_replicas)
-        if self._state is None:
-            self._state = state
-            self._slots = [tf.Variable(leaf, trainable=False) for leaf in _numbers(state)]
+        trained = [variable.ref() for variable in step.trainable]
+        self._state = self._gone_on(state, trained == self._trained)
+        self._slots = [tf.Variable(leaf, trainable=False) for leaf in _numbers(self._state)]
+        self._trained = trained
+        self.bytes_of_client = update_bytes(step.trainable, self._options) + sum(
+            variable.numpy().nbytes for variable in self._statistics
+        )
 
-    @property
-    def statistics_bytes(self) -> int:
-        """Returns what a client sends of moving statistics, in bytes."""
-        variables = self._model.non_trainable_variables
-        return sum(variables[index].numpy().nbytes for index in self._statistics)
+    def _refuse_clipped_look_ups(self, step: TracedStep) -> None:
+        optimizer = inner_of(self._model.optimizer)
+        clips = clips_by_norm(optimizer) or limit_of_values(optimizer) is not None
+        # Other algorithms have refused what clips at all.
+        if clips and step.looked_up:
+            raise ModelError(
+                "a table that clients train with algorithm='fedsgd' must have gradients that are "
+                "not clipped, since Keras clips each row that was looked up, and clients send "
+                "their sums",
+                received=f"{type(optimizer).__name__} that clips and '{step.looked_up[0]}'",
+                mend="Leave out clipnorm, global_clipnorm and clipvalue",
+            )
+
+    def _gone_on(self, begun: Any, trains_the_same: bool) -> Any:
+        """Returns the state of a new process that goes on from the last one: the norms that updates
+        are clipped at, and the moments of the server where it trains the same weights."""
+        last = self._state
+        if last is None or not self.num_rounds.numpy():
+            return begun
+        if trains_the_same:
+            begun = begun._replace(finalizer=last.finalizer)
+        if _shapes(begun.aggregator) == _shapes(last.aggregator):
+            begun = begun._replace(aggregator=last.aggregator)
+        return begun
+
+    def _places(self, step: TracedStep) -> tuple[int, ...]:
+        places = {variable.ref(): place for place, variable in enumerate(step.non_trainable)}
+        return tuple(places[variable.ref()] for variable in self._statistics)
 
     def round_file(self, num_clients: int) -> RoundFile:
         """Returns an empty file for a round of at most so many clients."""
@@ -142,8 +177,8 @@ class Server:
 
     def _average_statistics(self, sums: Any) -> None:
         rows = sums["rows"]
-        for index, total in zip(self._statistics, sums["statistics"], strict=True):
-            self._model.non_trainable_variables[index].assign(total / rows)
+        for variable, total in zip(self._statistics, sums["statistics"], strict=True):
+            variable.assign(total / rows)
 
     def _weights(self) -> Any:
         return tff.learning.models.ModelWeights(
@@ -228,6 +263,10 @@ def _numbers(state: Any) -> list[Any]:
     return [leaf for leaf in tf.nest.flatten(rest) if _is_number(leaf)]
 
 
+def _shapes(state: Any) -> list[tuple[int, ...]]:
+    return [np.shape(leaf) for leaf in tf.nest.flatten(state)]
+
+
 def _is_number(leaf: Any) -> bool:
     return not isinstance(leaf, (str, bytes)) and np.asarray(leaf).dtype.kind in "biuf"
 
@@ -251,7 +290,7 @@ def build_process(
         optimizer: the compiled Keras optimizer.
         client_rate: the clients' learning rate.
         num_slots: the most clients in a round.
-        statistics: indices in ``model.non_trainable_variables`` of moving statistics to average.
+        statistics: indices in ``step.non_trainable`` of moving statistics to average.
     """
     client = None
     if options.algorithm != "fedsgd":

@@ -152,6 +152,7 @@ class Federated(OneProcessStrategy):
 
         from tfdist.strategies.federated import batch_norm
         from tfdist.strategies.federated.fit import FederatedFit, Rounds
+        from tfdist.strategies.federated.model import check_model
         from tfdist.strategies.federated.server import Server
         from tfdist.training.assemble import assemble
         from tfdist.training.engine.binding import Binding
@@ -159,7 +160,7 @@ class Federated(OneProcessStrategy):
         model = (
             clone(called(model_fn)) if isinstance(model_fn, tf.keras.Model) else called(model_fn)
         )
-        statistics: tuple[int, ...] = ()
+        statistics: tuple[tf.Variable, ...] = ()
         if self._options.batch_norm == "refuse":
             batch_norm.check(model)
         elif self._options.batch_norm == "group_norm":
@@ -298,6 +299,7 @@ class Federated(OneProcessStrategy):
 
         Raises:
             OptionError: an option out of range.
+            ModelError: a metric has several results, as one for each class.
             DataError: no client at all could fine-tune the model.
         """
         from tfdist.records.clients.collection import Clients, open_clients
@@ -321,27 +323,3 @@ class Federated(OneProcessStrategy):
             seed=seed,
             progress=progress,
         )
-
-
-def check_model(model: Any, options: Options) -> None:
-    """Raises ModelError for a model that TFF's clients cannot train as it is compiled."""
-    from tfdist.keras.layers import layers_in
-    from tfdist.strategies.federated.optimizers import client_optimizer, learning_rate_of
-    from tfdist.training.model.refusals import refuse_eager, refuse_own_steps, refuse_xla
-    from tfdist.training.model.stateful_rnn import refuse_stateful
-
-    refuse_own_steps(model, Federated.name)
-    refuse_xla(model)
-    refuse_stateful(model, "clients with rows of their own")
-    refuse_eager(model, Federated.name)
-    mixed = [weight.name for weight in model.trainable_weights if weight.dtype != "float32"]
-    policies = {layer.compute_dtype for layer in layers_in(model) if layer.trainable_weights}
-    if mixed or policies - {"float32"}:
-        raise ModelError(
-            "clients must train in float32, as TFF's optimizers do",
-            received=f"the precision {', '.join(sorted(policies | set(mixed[:1])))}",
-            mend='Leave the policy at "float32"',
-        )
-    if options.algorithm != "fedsgd":
-        rate = options.client_learning_rate or learning_rate_of(model.optimizer)
-        client_optimizer(model.optimizer, rate)

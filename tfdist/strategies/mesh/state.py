@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.keras.loss_scale import loss_scale_state
+from tfdist.keras.optimizer_copies import decay_alike
 from tfdist.keras.optimizers import inner_of, key_of
 from tfdist.strategies.mesh.layout import Axes, path_of
 from tfdist.strategies.mesh.operations import MeshDevices, mtf
@@ -183,6 +184,7 @@ class SlicedState:
         fresh = type(given).from_config(given.get_config())
         is_built = len(given.variables) > len(fresh.variables)
         if is_built:
+            decay_alike(given, fresh, [(v, v) for v in self._model.trainable_variables])
             self._model.optimizer = fresh
         self._attached = self._model.optimizer
         self._build_optimizer()

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.keras.layers import layers_in, variables_in
+from tfdist.keras.optimizer_copies import decay_alike
 from tfdist.keras.optimizers import set_learning_rate
 from tfdist.strategies.parameter_server.refusals import refuse_on_shards
 from tfdist.training.engine.metrics import state_of
@@ -123,6 +124,9 @@ class Twin:
                 received=f"model '{model.name}': {str(error).splitlines()[0]}",
                 mend="Compile it in model_fn, and build it anew",
             ) from error
+        pairs = _paired(variables_in(model), variables_in(twin))
+        parts = [(whole, part) for whole, of_servers in pairs for part in of_servers]
+        decay_alike(model.optimizer, twin.optimizer, parts)
         self._compiled_as = model.compiled_loss
 
 

@@ -1,0 +1,67 @@
+"""Optimizers that are made of the config of another one, which does not tell all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.keras.loss_scale import loss_scale_state
+from tfdist.keras.optimizers import inner_of, key_of, variables_of, without_decay
+from tfdist.keras.version import IS_KERAS_3
+
+Pairs = Iterable[tuple[Any, Any]]
+# Where an optimizer keeps the words in names of variables that do not decay.
+_WORDS = f"_exclude_from_weight_decay_{'pattern' if IS_KERAS_3 else 'names'}"
+
+
+def decay_alike(given: Any, copy: Any, pairs: Pairs) -> None:
+    """Has ``copy`` leave out of weight decay what ``given`` does.
+
+    Args:
+        pairs: a variable that ``given`` trains, and the one that ``copy`` does in its place.
+    """
+    given, copy = inner_of(given), inner_of(copy)
+    if kept := without_decay(given):
+        keys = [key_of(copy, new) for old, new in pairs if key_of(given, old) in kept]
+        # Its own method takes no variables once it is built.
+        copy._exclude_from_weight_decay = set(keys) if IS_KERAS_3 else keys
+    if words := getattr(given, _WORDS, None):
+        setattr(copy, _WORDS, words)
+    if IS_KERAS_3:
+        copy._exclude_from_weight_decay_cache = {}
+
+
+def go_on(given: Any, copy: Any, pairs: Pairs, trained: list[Any]) -> None:
+    """Has ``copy`` decay as ``given`` does, and go on from its moments and its count of steps.
+
+    Args:
+        pairs: as for ``decay_alike``.
+        trained: the variables that ``copy`` trains.
+    """
+    decay_alike(given, copy, pairs)
+    if not _has_state(given):
+        return
+    if isinstance(copy, tf.keras.optimizers.legacy.Optimizer):
+        copy._create_all_weights(trained)
+    old, new = ([*variables_of(each), *loss_scale_state(each)] for each in (given, copy))
+    if [variable.shape for variable in old] != [variable.shape for variable in new]:
+        print(
+            f"tfdist: warning: {type(given).__name__} begins anew, as it was built for other "
+            "weights than the model trains now",
+            file=sys.stderr,
+            flush=True,
+        )
+        return
+    for value, variable in zip(old, new, strict=True):
+        variable.assign(tf.convert_to_tensor(value))
+
+
+def _has_state(optimizer: Any) -> bool:
+    if IS_KERAS_3:
+        return optimizer.built
+    if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+        return bool(variables_of(optimizer))
+    return getattr(inner_of(optimizer), "_built", False)
