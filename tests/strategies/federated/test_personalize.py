@@ -10,7 +10,15 @@ from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.records import open_clients
 from tfdist.strategies.federated.personalize import personalize
 
+
+def spares_biases():
+    optimizer = tf.keras.optimizers.AdamW(0.05, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
 OPTIMIZERS = {
+    "adamw": spares_biases,
     "sgd": lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9),
     "adam": lambda: tf.keras.optimizers.Adam(0.05),
     "old": lambda: tf.keras.optimizers.legacy.SGD(0.1, momentum=0.9),
