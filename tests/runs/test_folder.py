@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.errors import InUseError, OptionError, TfdistError, WriteError
+from tfdist.runs import evaluating
 from tfdist.runs.files import read_config, read_rows, write_json
 from tfdist.runs.folder import MARK, RunFolder
 from tfdist.traces import places
@@ -108,6 +109,13 @@ def test_the_earlier_training_stands_until_an_epoch_of_the_new_one_has_ended(run
     with pytest.raises(ending):
         begin()
     assert contents(run) == before
+
+
+def test_the_earlier_training_is_evaluated_until_then(run):
+    (run.parent / "model.py").touch()
+    with RunFolder(run).taken(CONFIG | {"text": "new"}, overwrite=True):
+        (found,) = evaluating.find([str(run)], "model.py:model_fn")
+        assert found.weights == run / "model.keras"
 
 
 def test_a_new_training_that_has_checkpoints_is_not_lost_either(run):
