@@ -35,6 +35,13 @@ def faster():
     return model_fn(0.5)
 
 
+def several():
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(inputs))
+    model.compile("sgd", "mse", metrics=[keras.metrics.Precision([0.3, 0.5], name="sure")])
+    return model
+
+
 class Tell(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         TOLD.append(epoch)
@@ -42,6 +49,15 @@ class Tell(keras.callbacks.Callback):
 
 def callbacks():
     return Tell()
+
+
+class NoRate(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs.pop("learning_rate")  # As with a MultiOptimizer of Keras 3.
+
+
+def no_rate():
+    return NoRate()
 
 
 def a_number():
@@ -153,6 +169,24 @@ def test_callbacks_of_the_file_of_the_model(train, folder, tmp_path):
         train("no_list", callbacks=f"{folder / 'own.py'}:a_number")
     with pytest.raises(ModelError, match="the file of callbacks must exist"):
         train("no_file", callbacks="nowhere.py:callbacks")
+
+
+def test_a_metric_of_several_values_has_a_number_for_each(train, folder, monkeypatch):
+    run = train(model="several", callbacks=f"{folder / 'own.py'}:no_rate")
+    summary = json.loads((run / "metrics.json").read_text())
+    assert list(summary["train"]) == ["loss", "sure_0", "sure_1"]
+    assert list(summary["validation"]) == ["loss", "sure_0", "sure_1"]
+    assert summary["last_epoch"] == {}
+    assert summary["learning_rate"] is None
+
+    from tfdist.runs import predict_rank
+
+    told = []
+    monkeypatch.setattr(predict_rank, "emit", told.append)
+    config = json.loads((run / "config.json").read_text())
+    data = str(folder / "data" / "validation")
+    predict_rank.evaluate(config | {"weights": str(run / "model.keras"), "data": data})
+    assert told[-1]["metrics"] == pytest.approx(summary["validation"])
 
 
 def test_some_steps_are_traced(train, tmp_path):

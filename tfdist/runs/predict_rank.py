@@ -20,6 +20,7 @@ from tfdist.launch.events import emit
 from tfdist.records.format.split_place import find_split
 from tfdist.records.reading.section import Section
 from tfdist.runs import prediction_table, ranks
+from tfdist.runs.epoch_rows import numbers
 from tfdist.runs.files import replacing
 from tfdist.runs.predicting import TABLES
 from tfdist.training.engine import model_path
@@ -96,9 +97,8 @@ def evaluate(config: dict[str, Any]) -> None:
         progress = Progress(data.steps_per_epoch)
         found = model.evaluate(data, verbose=0, return_dict=True, callbacks=[progress])
         if strategy.topology.is_chief:
-            metrics = {name: float(value) for name, value in found.items()}
             records = manifest.splits[split].records
-            emit({"event": "found", "metrics": metrics, "records": records})
+            emit({"event": "found", "metrics": numbers(found), "records": records})
         strategy.from_chief(None)  # None ends, and is taken for lost, before the chief has told.
 
 
