@@ -51,6 +51,15 @@ def callbacks():
     return Tell()
 
 
+class Score(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs["score"] = 7.0 - epoch
+
+
+def score():
+    return Score()
+
+
 class NoRate(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         logs.pop("learning_rate")  # As with a MultiOptimizer of Keras 3.
@@ -209,6 +218,14 @@ def test_a_number_that_there_is_not_ends_it_in_the_first_step(train, option, tmp
     with pytest.raises(OptionError, match=rf"{option} watches .*Did you mean 'val_accuracy'"):
         train(**{option: "val_acurate,mode=max"})
     assert not (tmp_path / "run").exists()
+
+
+def test_a_number_that_an_own_callback_adds_is_watched(train, folder):
+    asked = {"save_best": "score,mode=max", "callbacks": f"{folder / 'own.py'}:score"}
+    run = train(epochs=2, **asked, early_stopping="score,mode=min,patience=1")
+    assert json.loads((run / "metrics.json").read_text())["best"] == {"epoch": 1, "score": 7.0}
+    with pytest.raises(OptionError, match=r"early_stopping watches .*Did you mean 'score'"):
+        train("other", **asked, early_stopping="scor,mode=min")
 
 
 def test_no_validation_is_told_before_anything_is_made(folder):
