@@ -33,6 +33,18 @@ def of_images():
     model.compile("sgd", "mse")
     return model
 
+def _of_tokens(*layers):
+    x = keras.Input((None,), dtype="int32")
+    model = keras.Sequential([x, keras.layers.Embedding(9, 2), *layers])
+    model.compile("sgd", "mse")
+    return model
+
+def of_tokens():
+    return _of_tokens(keras.layers.GlobalAveragePooling1D())
+
+def for_each_token():
+    return _of_tokens()
+
 def two_outputs():
     x = keras.Input((8,))
     model = keras.Model(x, [keras.layers.Dense(n, name=f"of_{n}")(x) for n in (1, 2)])
@@ -132,6 +144,34 @@ def test_photos_and_a_table_that_shards_tell_of(asked, folder, monkeypatch):
     tfdist.predict(**asked)
     assert started["trained_on"] == str(folder / "photos")
     assert not os.path.exists(started["data"])
+
+
+@pytest.mark.parametrize("name", ["of_tokens", "for_each_token"])
+def test_records_are_padded_as_in_the_training(asked, tmp_path, monkeypatch, capsys, name):
+    """But for outputs that would then have several lengths in one array."""
+
+    def run(program, config, where, take, *, stop=None):
+        predict_rank.predict(config | {"strategy": "single", "options": {}})
+
+    monkeypatch.setattr(predicting.ranks, "run", run)
+    rows = iter([(np.full(6 if n == 5 else 2, 1 + n, np.int32), 0) for n in range(8)])
+    tfdist.records.write(rows, tmp_path / "data", split="test=1")
+    model = model_path.load(f"model.py:{name}")()
+    model.save(tmp_path / "model.keras")
+    settings = dict.fromkeys(("model", "data", "splits", "strategy", "output", "seed"), "")
+    settings |= {"global_batch_size": 4, "pad_to": "batch"}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    asked |= {"model": f"model.py:{name}", "weights": tmp_path / "model.keras"}
+    asked |= {"data": tmp_path / "data" / "test", "output": tmp_path / "found.npy"}
+    tfdist.predict(**asked, global_batch_size=4)
+    found = np.load(tmp_path / "found.npy")
+    has_own = name == "for_each_token"
+    [(x, _)] = tfdist.records.read(asked["data"], batch_size=8)
+    for rows, outputs in zip(np.split(x.numpy(), 2), np.split(found, 2), strict=True):
+        length = 6 if has_own or rows[:, 2:].any() else 2
+        expected = model.predict(rows[:, :length], verbose=0)
+        np.testing.assert_allclose(outputs, expected, atol=1e-6)
+    assert ("padded to one length" in capsys.readouterr().out) == has_own
 
 
 def test_an_output_of_images_is_refused_for_a_table_before_weights_are_read(asked, folder):

@@ -35,6 +35,13 @@ def faster():
     return model_fn(0.5)
 
 
+def several():
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(inputs))
+    model.compile("sgd", "mse", metrics=[keras.metrics.Precision([0.3, 0.5], name="sure")])
+    return model
+
+
 class Tell(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         TOLD.append(epoch)
@@ -42,6 +49,24 @@ class Tell(keras.callbacks.Callback):
 
 def callbacks():
     return Tell()
+
+
+class Score(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs["score"] = 7.0 - epoch
+
+
+def score():
+    return Score()
+
+
+class NoRate(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs.pop("learning_rate")  # As with a MultiOptimizer of Keras 3.
+
+
+def no_rate():
+    return NoRate()
 
 
 def a_number():
@@ -155,6 +180,24 @@ def test_callbacks_of_the_file_of_the_model(train, folder, tmp_path):
         train("no_file", callbacks="nowhere.py:callbacks")
 
 
+def test_a_metric_of_several_values_has_a_number_for_each(train, folder, monkeypatch):
+    run = train(model="several", callbacks=f"{folder / 'own.py'}:no_rate")
+    summary = json.loads((run / "metrics.json").read_text())
+    assert list(summary["train"]) == ["loss", "sure_0", "sure_1"]
+    assert list(summary["validation"]) == ["loss", "sure_0", "sure_1"]
+    assert summary["last_epoch"] == {}
+    assert summary["learning_rate"] is None
+
+    from tfdist.runs import predict_rank
+
+    told = []
+    monkeypatch.setattr(predict_rank, "emit", told.append)
+    config = json.loads((run / "config.json").read_text())
+    data = str(folder / "data" / "validation")
+    predict_rank.evaluate(config | {"weights": str(run / "model.keras"), "data": data})
+    assert told[-1]["metrics"] == pytest.approx(summary["validation"])
+
+
 def test_some_steps_are_traced(train, tmp_path):
     train(profile=str(tmp_path / "trace"))
     assert list(tmp_path.glob("trace/plugins/profile/*/*.xplane.pb"))
@@ -175,6 +218,14 @@ def test_a_number_that_there_is_not_ends_it_in_the_first_step(train, option, tmp
     with pytest.raises(OptionError, match=rf"{option} watches .*Did you mean 'val_accuracy'"):
         train(**{option: "val_acurate,mode=max"})
     assert not (tmp_path / "run").exists()
+
+
+def test_a_number_that_an_own_callback_adds_is_watched(train, folder):
+    asked = {"save_best": "score,mode=max", "callbacks": f"{folder / 'own.py'}:score"}
+    run = train(epochs=2, **asked, early_stopping="score,mode=min,patience=1")
+    assert json.loads((run / "metrics.json").read_text())["best"] == {"epoch": 1, "score": 7.0}
+    with pytest.raises(OptionError, match=r"early_stopping watches .*Did you mean 'score'"):
+        train("other", **asked, early_stopping="scor,mode=min")
 
 
 def test_no_validation_is_told_before_anything_is_made(folder):

@@ -73,6 +73,14 @@ def test_options_are_read_as_literals_or_words():
         parse_options("horovod", ["compression"])
 
 
+@pytest.mark.parametrize("none", ["none", "None"])
+def test_none_is_a_word_where_the_default_is_one(none):
+    words = {"shard": "none", "offload": "none", "recompute": "none"}
+    for name, own in (("horovod", {"compression": "none"}), ("auto", {})):
+        pairs = [f"{key}={none}" for key in (*words, *own, "precision")]
+        assert parse_options(name, pairs) == {**words, **own, "precision": None}
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

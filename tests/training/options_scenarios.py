@@ -1018,6 +1018,33 @@ def what_cannot_have_another_batch_is_told(strategy, folder):
         tfdist.NoiseScale(apply=True)
 
 
+@scenario("single", "mirrored", "keras_3")
+def a_later_fit_begins_at_the_rate_of_its_batch(strategy, folder):
+    own = given(strategy, accumulate_steps=2)
+    keras.utils.set_random_seed(0)
+    model = own.build(lambda: mlp(optimizer=keras.optimizers.Adam(0.01)))
+    feed = own.dataset(data(rows=90, weighted=False), global_batch_size=6, seed=3)
+
+    def first_rate(*callbacks: Any) -> float:
+        options = {"verbose": 0, "check_rows": False, "callbacks": list(callbacks)}
+        return model.fit(feed, **options).history["learning_rate"][0]
+
+    def grown(noise: Any) -> float:
+        assert noise.batch > 6
+        return pytest.approx(0.01 * math.sqrt(noise.batch / 6))
+
+    one, other = (tfdist.NoiseScale(apply=True, max_batch=12) for _ in range(2))
+    assert first_rate(one) == pytest.approx(0.01)
+    of_one = grown(one)
+    assert first_rate(one) == of_one  # It goes on.
+    assert first_rate(other) == pytest.approx(0.01)
+    assert first_rate() == pytest.approx(0.01)
+    of_one = grown(one)
+    assert first_rate(one) == of_one
+    model.optimizer.learning_rate = 0.02
+    assert first_rate() == pytest.approx(0.02)
+
+
 @scenario("single")
 def noise_scale_ends_with_a_fit_that_fails(strategy, folder):
     def fails(epoch: int, logs: dict) -> None:

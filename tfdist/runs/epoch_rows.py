@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from tfdist.compat import import_tensorflow
 
 tf = import_tensorflow()
+
+
+def numbers(logs: Mapping[str, Any] | None) -> dict[str, float]:
+    """Returns the numbers of Keras' ``logs``; a metric's of several values: name_0, name_1, ..."""
+    found = {}
+    for name, value in (logs or {}).items():
+        values = np.ravel(value)
+        names = [name] if values.size == 1 else [f"{name}_{n}" for n in range(values.size)]
+        found |= dict(zip(names, map(float, values), strict=True))
+    return found
 
 
 class EpochRows(tf.keras.callbacks.Callback):
@@ -42,7 +56,7 @@ class EpochRows(tf.keras.callbacks.Callback):
         seconds = self._trained_at - self._begun_at
         row = {
             "epoch": epoch + 1,
-            **{name: float(value) for name, value in (logs or {}).items()},
+            **numbers(logs),
             "seconds": round(seconds, 4),
             "samples_per_s": round(self.speed(), 1),
             **self.more(self._batches, seconds),

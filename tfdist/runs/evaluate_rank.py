@@ -15,6 +15,7 @@ from tfdist.compat import import_tensorflow
 from tfdist.errors import CheckpointError, DataError, LaunchError, WriteError
 from tfdist.launch.events import emit
 from tfdist.runs import fitting, ranks, requested_callbacks
+from tfdist.runs.epoch_rows import numbers
 from tfdist.runs.files import read_rows, write_history
 from tfdist.runs.folder import RunFolder
 from tfdist.training.checkpoints import checkpoint_files
@@ -155,7 +156,7 @@ def evaluate(config: dict[str, Any]) -> None:
             if all((row["epoch"], row["step"]) != (epoch, step) for row in rows):
                 emit({"event": "evaluating", "long": True})
                 found = model.evaluate(data, verbose=0, return_dict=True)
-                row = {"epoch": epoch, "step": step, **{k: float(v) for k, v in found.items()}}
+                row = {"epoch": epoch, "step": step, **numbers(found)}
                 _keep(folder, row)
                 emit({"event": "evaluated", "row": row, "path": str(path)})
             if watch.took(epoch):

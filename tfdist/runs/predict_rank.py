@@ -20,6 +20,7 @@ from tfdist.launch.events import emit
 from tfdist.records.format.split_place import find_split
 from tfdist.records.reading.section import Section
 from tfdist.runs import prediction_table, ranks
+from tfdist.runs.epoch_rows import numbers
 from tfdist.runs.files import replacing
 from tfdist.runs.predicting import TABLES
 from tfdist.training.engine import model_path
@@ -55,8 +56,17 @@ def _built(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingDat
 
     emit({"event": "ready", "long": True})
     model = strategy.build(model_path.load(config["model"]))
+    pad_to = config["pad_to"]
+    if pad_to is not None and "output" in config and not _has_one_shape(model):
+        pad_to = None
+        if strategy.topology.is_chief:
+            print(
+                "tfdist: records are padded to one length, and not as in the training: outputs "
+                "that have a length of their own, or may have one, must fit into one array",
+                flush=True,
+            )
     # Strategies of other packages may not know it: given only where asked for.
-    padded = {} if config["pad_to"] is None else {"pad_to": config["pad_to"]}
+    padded = {} if pad_to is None else {"pad_to": pad_to}
     source = config["data"]
     if config.get("section") is not None:
         start, stop = config["section"]
@@ -96,9 +106,8 @@ def evaluate(config: dict[str, Any]) -> None:
         progress = Progress(data.steps_per_epoch)
         found = model.evaluate(data, verbose=0, return_dict=True, callbacks=[progress])
         if strategy.topology.is_chief:
-            metrics = {name: float(value) for name, value in found.items()}
             records = manifest.splits[split].records
-            emit({"event": "found", "metrics": metrics, "records": records})
+            emit({"event": "found", "metrics": numbers(found), "records": records})
         strategy.from_chief(None)  # None ends, and is taken for lost, before the chief has told.
 
 
@@ -139,11 +148,24 @@ def _known_outputs(model: Any) -> dict[str, int | None]:
     Returns:
         By the name of the output; None where they are unknown.
     """
+    names = _output_names(model)
+    return {n: shape.rank for n, shape in zip(names, _known_shapes(model), strict=False)}
+
+
+def _has_one_shape(model: Any) -> bool:
+    """Whether a row of each output is known to have one shape, however long its record is."""
+    shapes = _known_shapes(model)
+    return bool(shapes) and all(shape[1:].is_fully_defined() for shape in shapes)
+
+
+def _known_shapes(model: Any) -> list[tf.TensorShape]:
+    """Returns those of what a model will predict; nothing where only its own code tells."""
     from tfdist.training.steps.custom_steps import own_steps
 
-    names = [] if "predict_step" in own_steps(model) else _output_names(model)
-    shapes = [tensor.shape for tensor in tf.nest.flatten(getattr(model, "outputs", None) or [])]
-    return {n: tf.TensorShape(shape).rank for n, shape in zip(names, shapes, strict=False)}
+    if "predict_step" in own_steps(model):
+        return []
+    outputs = tf.nest.flatten(getattr(model, "outputs", None) or [])
+    return [tf.TensorShape(tensor.shape) for tensor in outputs]
 
 
 def _columns(

@@ -170,10 +170,11 @@ def carry_out(
         )
     file = output if mine is None else mine.path_of(output)
     _check(weights, file, overwrite=overwrite or resume)
-    share, digests = Share(mine, global_batch_size), {}
-    training = training_data(weights, trained_on)
+    share = Share(mine, global_batch_size)
+    digests: dict[str, Any] = {}
+    training, pad_to = training_data(weights, trained_on), _pad_to(weights)
     if mine is not None:
-        digests = digests_of(model, weights, data, training)
+        digests = digests_of(model, weights, data, training) | {"pad_to": pad_to}
         note = whole_part(file, digests, global_batch_size) if resume else None
         if note is not None:
             return Predictions(file, _outputs(note.outputs)) if where.is_chief else None
@@ -192,7 +193,7 @@ def carry_out(
             "keys": keys,
             "section": None if mine is None or keys else (share.start, share.stop),
             "trained_on": training,
-            "pad_to": None,
+            "pad_to": pad_to,
             "output": os.path.abspath(file),
             "global_batch_size": global_batch_size,
         }
@@ -241,6 +242,13 @@ def training_data(weights: Path, trained_on: str | None) -> str | None:
             folder = os.path.join(config.get("working_folder") or "", config["data"])
             load_manifest(folder)
             return folder
+    return None
+
+
+def _pad_to(weights: Path) -> Any:
+    """Returns what the training padded records to, which predictions may depend on."""
+    with contextlib.suppress(DataError):
+        return read_config(weights.with_name("config.json")).get("pad_to")
     return None
 
 

@@ -27,6 +27,7 @@ _ALIKE = {
     "function": "function of the model",
     "data": "records",
     "trained_on": "shards of the training",
+    "pad_to": "padding",
     "of": "number of records",
     "global_batch_size": "global batch size",
 }
@@ -74,6 +75,7 @@ class Note:
         part, parts: the number of the part, and of all.
         start, stop, of: its records, and the number of all.
         model, function, data, trained_on: see ``digests_of``.
+        pad_to: what the training padded records to.
         outputs: name -> [shape, type].
         command: that made it, without the part.
         sha256: of the file.
@@ -88,6 +90,7 @@ class Note:
     function: str
     data: str
     trained_on: str
+    pad_to: Any = None  # Which earlier versions did not heed.
     global_batch_size: int
     outputs: Mapping[str, Sequence[Any]]
     command: Sequence[str]
@@ -102,13 +105,13 @@ def write_note(
     file: Path,
     share: Share,
     outputs: Mapping[str, Sequence[Any]],
-    digests: Mapping[str, str],
+    digests: Mapping[str, Any],
     asked: Mapping[str, Any],
 ) -> None:
     """Writes beside the file of a part, which is there whole, what it is.
 
     Args:
-        digests: as ``digests_of`` returns them.
+        digests: as ``digests_of`` returns them, and ``pad_to``.
         asked: the options that make it, by name; None: not given; a list: each of it.
     """
     rows = share.stop - share.start
@@ -137,7 +140,7 @@ def _note_of(file: Path) -> Path:
     return file.with_name(f"{file.name}.json")
 
 
-def whole_part(file: Path, digests: Mapping[str, str], global_batch_size: int) -> Note | None:
+def whole_part(file: Path, digests: Mapping[str, Any], global_batch_size: int) -> Note | None:
     """Returns the note of a part that need not be made again; None where there is no whole one.
 
     Raises:

@@ -112,7 +112,7 @@ def callbacks(
     wishes = {"early_stopping": stopping, "save_best": best}
     monitors = {option: wish["monitor"] for option, wish in wishes.items() if wish}
     if monitors:
-        made.watching.append(Watched(monitors))
+        made.watching.append(Watched(monitors, may_gain=bool(config.get("callbacks"))))
     if best:
 
         def save(model: Any) -> None:

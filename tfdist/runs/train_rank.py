@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
 from tfdist.launch.events import emit
 from tfdist.runs import meters, ranks
-from tfdist.runs.epoch_rows import EpochRows
+from tfdist.runs.epoch_rows import EpochRows, numbers
 from tfdist.runs.files import read_rows, write_history, write_json
 from tfdist.runs.fitting import Fitting, writing
 from tfdist.runs.folder import RunFolder
@@ -219,9 +220,11 @@ def _summary(
     of_time = ("epoch", "seconds", "samples_per_s", "data_wait")
     metrics = {k: v for k, v in last.items() if k not in of_time}
     waits = sorted(row["data_wait"] for row in timed if "data_wait" in row)
-    rate = metrics.pop("learning_rate")
+    rate = metrics.pop("learning_rate", None)  # A MultiOptimizer has no rate of its own.
     # A model that had nothing left to train, and nothing to be tested on, has made no metrics.
     metric_names = metric_names or [name for name in metrics if not name.startswith("val_")]
+    # One with several values has a number for each, see ``numbers``.
+    own = {k for k in metrics if k in metric_names or re.sub(r"_\d+$", "", k) in metric_names}
     return {
         "strategy": strategy.name,
         "workers": strategy.topology.num_workers,
@@ -232,11 +235,11 @@ def _summary(
         "samples_per_s": median["samples_per_s"],
         "epoch_seconds": median["seconds"],
         "data_wait": waits[len(waits) // 2] if waits else None,
-        "train": {k: v for k, v in metrics.items() if k in metric_names},
+        "train": {k: v for k, v in metrics.items() if k in own},
         "validation": {k[4:]: v for k, v in metrics.items() if k.startswith("val_")},
-        "test": {k: float(v) for k, v in test.items()} if test else {},
+        "test": numbers(test),
         "last_epoch": {
-            k: v for k, v in metrics.items() if k not in metric_names and not k.startswith("val_")
+            k: v for k, v in metrics.items() if k not in own and not k.startswith("val_")
         },
     }
 

@@ -103,6 +103,8 @@ def parse_options(name: str, pairs: list[str] | tuple[str, ...]) -> dict[str, An
     import ast
 
     options = {}
+    # What "auto" will choose is not known here: "single" has the options that most have.
+    known = known_options("single" if name == "auto" else name)
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
@@ -111,11 +113,14 @@ def parse_options(name: str, pairs: list[str] | tuple[str, ...]) -> dict[str, An
                 received=repr(pair),
                 mend=f"Write {pair}=VALUE",
             )
+        if text.lower() == "none":  # The word, where it is what others are of: shard, offload.
+            takes_words = key in known and isinstance(known[key].default, str)
+            options[key] = "none" if takes_words else None
+            continue
         try:
             options[key] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
-            words = {"true": True, "false": False, "none": None}
-            options[key] = words.get(text.lower(), text)
+            options[key] = {"true": True, "false": False}.get(text.lower(), text)
     check_options(name, options)
     return options
 

@@ -20,7 +20,7 @@ from tfdist.errors import CheckpointError, InUseError, OptionError, WriteError
 from tfdist.records import write
 from tfdist.strategies import strategy
 from tfdist.strategies.single import Alone
-from tfdist.training.checkpoints import checkpoint, checkpoint_files
+from tfdist.training.checkpoints import callback_state, checkpoint, checkpoint_files
 from tfdist.training.checkpoints.checkpoint import Checkpoints
 from tfdist.training.checkpoints.checkpoint_files import LOCK
 from tfdist.training.checkpoints.checkpoint_state import (
@@ -602,6 +602,38 @@ def test_the_best_weights_are_back_when_nothing_is_left_to_train(tmp_path):
     again, rest = fit(Checkpoints(tmp_path, resume=True), *deciding(tmp_path), epochs=4)
     assert rest.epoch == []
     assert_same(again, ended)
+
+
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_the_best_weights_may_have_words(tmp_path, monkeypatch, capsys, is_earlier):
+    words = np.array(["a", "b", "ö", "d"] * 4)
+    names = keras.layers.StringLookup()
+    names.adapt(words)
+
+    def train(epochs, **options):
+        inputs = keras.Input((), dtype="string")
+        hidden = keras.layers.Embedding(6, 2)(names(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        model.compile("sgd", "mse")
+        with strategy("single") as alone:
+            model = alone.build(lambda: model)
+            data = alone.dataset((words, np.ones(16, np.float32)), global_batch_size=4)
+        best = keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True)
+        keep = Checkpoints(tmp_path, **options)
+        rest = model.fit(data, epochs=epochs, verbose=0, callbacks=[best, keep])
+        return best.best_weights, rest.epoch
+
+    with monkeypatch.context() as before:
+        if is_earlier:
+            before.setattr(callback_state, "_plain", lambda array: array)
+        had, _ = train(2)
+    best, epochs = train(2, resume=True)
+    assert epochs == []
+    assert ("begin anew" in capsys.readouterr().out) == is_earlier
+    if not is_earlier:
+        for one, other in zip(had, best, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert train(3, resume=True)[1] == [2]
 
 
 def test_a_second_break_in_an_epoch_remembers_who_began_it(tmp_path):

@@ -37,7 +37,7 @@ def written(callbacks: Sequence[Any]) -> bytes:
     for key, callback, attribute in _places(callbacks):
         value = getattr(callback, attribute, None)
         if isinstance(value, list):
-            arrays |= {f"{key}.{index}": array for index, array in enumerate(value)}
+            arrays |= {f"{key}.{index}": _plain(array) for index, array in enumerate(value)}
         elif value is not None:
             arrays[key] = np.asarray(value)
     file = io.BytesIO()
@@ -47,14 +47,20 @@ def written(callbacks: Sequence[Any]) -> bytes:
 
 def restore(callbacks: Sequence[Any], state: bytes) -> None:
     """Gives ``callbacks`` what those of the same classes, in the same order, remembered."""
-    with _opened(state) as archive:
-        arrays = dict(archive)
+    arrays = _read(state)
     for key, callback, attribute in _places(callbacks):
         if key in arrays:
             setattr(callback, attribute, arrays[key].item())
-        elif f"{key}.0" in arrays:
-            parts = sum(name.startswith(f"{key}.") for name in arrays)
-            setattr(callback, attribute, [arrays[f"{key}.{part}"] for part in range(parts)])
+        elif parts := [name for name in arrays if name.startswith(f"{key}.")]:
+            values = [arrays[f"{key}.{part}"] for part in range(len(parts))]
+            if any(value is None for value in values):
+                print(
+                    f"tfdist: warning: {attribute} of {type(callback).__name__} were written by an "
+                    "earlier version in a way that is not read: they begin anew",
+                    flush=True,
+                )
+            else:
+                setattr(callback, attribute, values)
 
 
 def leave_as_ended(callbacks: Sequence[Any], model: tf.keras.Model) -> None:
@@ -94,9 +100,7 @@ def check_batch(callbacks: Sequence[Any], state: bytes) -> None:
 def check(state: bytes) -> None:
     """Raises whatever shows that ``state`` is not what ``written`` returned."""
     if state:
-        with _opened(state) as archive:
-            for name in archive.files:
-                archive[name]
+        _read(state)
 
 
 def has_stopped(callbacks: Sequence[Any], state: bytes) -> bool:
@@ -108,6 +112,23 @@ def has_stopped(callbacks: Sequence[Any], state: bytes) -> bool:
             attribute == "stopped_epoch" and key in archive and archive[key] > 0
             for key, _, attribute in _places(callbacks)
         )
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """Returns an array that is written without pickle: the words of a lookup layer are objects."""
+    return array.astype(np.bytes_) if array.dtype.hasobject else array
+
+
+def _read(state: bytes) -> dict[str, Any]:
+    """Returns the arrays by name; None: one of objects, as earlier versions wrote words."""
+    arrays: dict[str, Any] = {}
+    with _opened(state) as archive:
+        for name in archive.files:
+            try:
+                arrays[name] = archive[name]
+            except ValueError:  # Damage is another error: the archive has sums of its own.
+                arrays[name] = None
+    return arrays
 
 
 def _opened(state: bytes) -> Any:

@@ -112,6 +112,7 @@ class Binding:
         has_told_of_step: whether the user knows that a train_step of his own is not exact here.
         drawing: what draws random numbers in the traced step that no checkpoint holds, for people.
         noise: a ``gradient_noise.GradientNoise`` that steps tell their gradients; None without.
+        grown: (optimizer, gain, rate) that a fit has left whose batch had grown; None: none has.
         takes_body: whether a fit runs whose steps are the body of a user's own loop.
         traced_body: that of the last loop, and how often the model was compiled then; and what
             Keras has traced of it.
@@ -133,6 +134,7 @@ class Binding:
         self.has_told_of_step = False
         self.drawing: Sequence[str] = ()
         self.noise: Any = None
+        self.grown: tuple[Any, float, float] | None = None
         self.takes_body = False
         self.traced_body: tuple[Any, Any] = (None, None)
         self.put_on: list[tuple[str, str]] = []

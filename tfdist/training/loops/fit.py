@@ -29,7 +29,7 @@ from tfdist.training.loops.batch_reader import BatchReader
 from tfdist.training.loops.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.loops.custom_fit import EpochsAsTold, check_own_fit
 from tfdist.training.loops.membership import Fit, membership_of
-from tfdist.training.loops.noise_scale import check_growing
+from tfdist.training.loops.noise_scale import at_rate_of_its_batch, check_growing
 from tfdist.training.loops.opening import Opening
 from tfdist.training.loops.preparation import Preparation
 from tfdist.training.model import manual_updates
@@ -77,9 +77,11 @@ class Runs:
     # Keras' three methods -----------------------------------------------------------------------
 
     def fit(self, x: Any = None, *args: Any, **options: Any) -> tf.keras.callbacks.History:
+        options = by_name(tf.keras.Model.fit, args) | options
+        at_rate = at_rate_of_its_batch(self._binding, _listed(options.get("callbacks")))
         try:
-            with manual_updates.training(), self._results.carrying(None):
-                return self._fit(x, by_name(tf.keras.Model.fit, args) | options)
+            with manual_updates.training(), self._results.carrying(None), at_rate:
+                return self._fit(x, options)
         finally:
             if self._binding.noise is not None:  # Callbacks do not hear of a fit that fails.
                 self._binding.noise = None

@@ -18,12 +18,13 @@ class Watched(tf.keras.callbacks.Callback):
 
     Args:
         monitors: option -> name of a number of an epoch.
+        may_gain: whether callbacks of the user's own may add numbers when an epoch ends.
     """
 
-    def __init__(self, monitors: Mapping[str, str]):
+    def __init__(self, monitors: Mapping[str, str], *, may_gain: bool):
         super().__init__()
         self._monitors = monitors
-        self._has_looked = False
+        self._has_looked = may_gain
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         # What a test step of the user's own returns is known after the first validation.

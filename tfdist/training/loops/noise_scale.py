@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -58,7 +59,9 @@ class NoiseScale(GrowingBatch):
     within an epoch measures the rest of it. One that is resumed at an epoch's end may have a lower
     ``max_batch``, or other replicas: batch and rate are lowered to what they allow. A batch that
     has grown is not gone on with without ``apply=True``. A newly built or compiled model begins
-    with the first batch. An epoch in which no step could measure leaves batch and rate.
+    with the first batch. So does a later fit without this callback, or with another one, and at the
+    rate of that batch, unless the rate was set after the fit before. An epoch in which no step
+    could measure leaves batch and rate.
 
     Args:
         apply: whether to change the global batch and the learning rate.
@@ -103,6 +106,10 @@ class NoiseScale(GrowingBatch):
         self._collective = binding.collective
         binding.noise = self._noise  # Until the fit has ended, see ``Runs.fit``.
         model.train_function = None  # One that was traced before does not measure.
+
+    def gain_with(self, optimizer: Any) -> float:
+        """Returns what the rate of ``optimizer`` is multiplied by in a fit that goes on now."""
+        return self.gain if optimizer is self._optimizer and self.gain is not None else 1.0
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         assert self._noise is not None
@@ -178,11 +185,39 @@ class NoiseScale(GrowingBatch):
         return math.sqrt(batch / self.first_batch)
 
     def _take(self, batch: int, gain: float) -> None:
-        optimizer = inner_of(self.model.optimizer)
         # What other callbacks have made of the rate stays in it.
-        rate = float(tf.convert_to_tensor(optimizer.learning_rate))
-        optimizer.learning_rate = rate * gain / self.gain
+        _multiply_rate(self.model.optimizer, gain / self.gain)
         self.batch, self.gain = batch, gain
+
+
+@contextlib.contextmanager
+def at_rate_of_its_batch(binding: Binding, callbacks: Sequence[Any]) -> Iterator[None]:
+    """Encloses a fit: takes the gain of an earlier one's batch from the rate, and notes its own."""
+    optimizer = getattr(binding.model, "optimizer", None)
+    growing = next((c for c in callbacks if isinstance(c, NoiseScale) and c.grows), None)
+
+    def gain_now() -> float:
+        return 1.0 if growing is None else growing.gain_with(optimizer)
+
+    grown, had, rate = binding.grown or (optimizer, 1.0, None)
+    is_as_left = grown is optimizer and (rate is None or rate == _rate_of(optimizer))
+    # A rate that was set since is what this fit is to have.
+    if is_as_left and gain_now() != had:
+        _multiply_rate(optimizer, gain_now() / had)
+    binding.grown = None
+    try:
+        yield
+    finally:
+        if gain_now() != 1:
+            binding.grown = (optimizer, gain_now(), _rate_of(optimizer))
+
+
+def _rate_of(optimizer: Any) -> float:
+    return float(tf.convert_to_tensor(inner_of(optimizer).learning_rate))
+
+
+def _multiply_rate(optimizer: Any, factor: float) -> None:
+    inner_of(optimizer).learning_rate = _rate_of(optimizer) * factor
 
 
 def next_batch(
