@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdist
 from tfdist.errors import ModelError, OptionError
+from tfdist.export.models import whole_copy
 from tfdist.strategies import REGISTRY
+from tfdist.strategies.base import clone
 from tfdist.training.loops import chief_only
 
 keras = tf.keras
@@ -56,3 +59,34 @@ def test_a_model_of_the_keras_that_is_not_in_use(given):
         pytest.raises(ModelError, match=r"found Other of Keras 3 \(import keras\)\. Import one"),
     ):
         strategy.build(given)
+
+
+@keras.utils.register_keras_serializable("tests")
+class Two(keras.layers.Layer):
+    """Two layers whose kernels are of one shape."""
+
+    def build(self, shape):
+        self.first, self.last = (keras.layers.Dense(2) for _ in range(2))
+        self.first.build(shape)
+        self.last.build(shape)
+        super().build(shape)
+
+    def call(self, inputs):
+        return self.last(self.first(inputs))
+
+
+@pytest.mark.parametrize("copied", [clone, whole_copy])
+def test_what_is_frozen_within_a_layer_is_so_in_a_copy(copied):
+    inputs = keras.Input((2,))
+    frozen = keras.Sequential([Two(), Two()])
+    model = keras.Model(inputs, Two()(frozen(inputs)))
+    model.compile("sgd", "mse")
+    frozen.layers[0].trainable = False
+    frozen.layers[1].first.trainable = False
+    model.layers[2].first.trainable = False
+    copy = copied(model)
+    given = np.ones((1, 2), np.float32)
+    np.testing.assert_array_equal(model(given), copy(given))
+    for ours, theirs in zip(model.trainable_weights, copy.trainable_weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert len(model.trainable_weights) == 4

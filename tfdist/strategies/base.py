@@ -306,8 +306,11 @@ def clone(model: tf.keras.Model) -> tf.keras.Model:
     """
     import tensorflow as tf
 
+    from tfdist.keras.layers import take_trainable
+
     try:
         copy = tf.keras.models.clone_model(model)
+        take_trainable(copy, model)
         copy.set_weights(model.get_weights())
         copy.compile_from_config(model.get_compile_config())
     except (ValueError, TypeError, NotImplementedError) as error:
