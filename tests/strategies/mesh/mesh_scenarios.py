@@ -783,6 +783,41 @@ def ids_of_no_row():
     return told
 
 
+@scenario
+def outputs_without_a_loss():
+    """What moves the weights of such outputs, and how far from where one device moves all."""
+
+    def model_fn():
+        keras.utils.set_random_seed(1)
+        ids = keras.Input((3,), dtype="int32")
+        x = L.Dense(16, "tanh")(L.Flatten()(L.Embedding(8, 4)(ids)))
+        second = L.Flatten()(L.Embedding(8, 4, name="unused")(ids))
+        outputs = {
+            "told": L.Dense(4, name="told")(x),
+            "unused": L.Dense(4, "softmax", name="decayed")(second),
+            "regular": L.Dense(4, kernel_regularizer="l2", use_bias=False, name="regular")(x),
+        }
+        model = keras.Model(ids, outputs)
+        optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5, epsilon=1e-3, global_clipnorm=0.1)
+        model.compile(optimizer, {"told": "mse", "unused": None, "regular": "mse"})
+        return model
+
+    x, y = RNG.integers(0, 8, (16, 3)), {"told": rows(16, 4)}  # And no labels of another one.
+    found = []
+    for strategy in (tfdist.strategy("single"), mesh(1, 2)):
+        with strategy:
+            model = strategy.build(model_fn)
+            before = model.get_weights()
+            model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+            found.append(model.get_weights())
+    moved = [
+        variable.name
+        for variable, was, now in zip(model.weights, before, found[1], strict=True)
+        if difference([was], [now]) > 0
+    ]
+    return {"moved": moved, "difference": difference(*found)}
+
+
 def main(out, *wanted):
     with mesh(2, 2):
         pass  # All four devices must be there before any of them is used.

@@ -191,6 +191,13 @@ def test_an_id_that_an_embedding_has_no_row_for_is_named(results):
         assert "0 to 15, but found id 4294967297" in message
 
 
+def test_an_output_without_a_loss_is_left_alone(results):
+    found = of(results, "outputs_without_a_loss")
+    layers = {name.partition("/")[0].rstrip("_0123456789") for name in found["moved"]}
+    assert layers == {"embedding", "dense", "told", "regular"}
+    assert found["difference"] <= _TOLERANCE
+
+
 @pytest.mark.parametrize("options", [{"batch": 0}, {"model": "two"}, {"model": True}])
 def test_an_axis_is_a_whole_number(options):
     with pytest.raises(OptionError, match="whole number of at least 1"):
