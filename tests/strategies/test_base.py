@@ -90,3 +90,13 @@ def test_what_is_frozen_within_a_layer_is_so_in_a_copy(copied):
     for ours, theirs in zip(model.trainable_weights, copy.trainable_weights, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert len(model.trainable_weights) == 4
+
+
+def test_a_layer_that_is_frozen_without_compiling_is_trained_as_keras_does():
+    with tfdist.strategy("single") as strategy:
+        model = strategy.build(model_fn)
+        model.layers[0].trainable = False
+        before = model.get_weights()[0]
+        model.fit(strategy.dataset((before.T, before[:1]), global_batch_size=1), verbose=0)
+    assert np.abs(model.get_weights()[0] - before).max() > 0
+    assert not model.layers[0].trainable

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.compat import keras_source
 from tfdist.errors import OptionError
 from tfdist.keras.trackables import optimizers_of
 from tfdist.keras.version import IS_KERAS_3
@@ -51,6 +52,13 @@ def forget_functions(model: tf.keras.Model) -> None:
 def forget_validation(model: tf.keras.Model) -> None:
     """Has Keras begin the next validation anew: it keeps its data when one was broken off."""
     model._eval_data_handler = None
+
+
+def training_as_compiled(model: tf.keras.Model) -> contextlib.AbstractContextManager:
+    """Has trainable what was so when ``model`` was compiled: this is what Keras 2 trains."""
+    if IS_KERAS_3:
+        return contextlib.nullcontext()
+    return keras_source("engine.training_utils").RespectCompiledTrainableState(model)
 
 
 def follow_trainable(model: tf.keras.Model) -> None:
