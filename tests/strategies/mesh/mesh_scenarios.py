@@ -742,6 +742,14 @@ def refusals():
             model = strategy.build(lambda: compiled(inputs, L.Dense(16)(x), sgd))
             model.fit(np.zeros((8, 6), np.int64), rows(8, 16), verbose=0)
 
+    def compiled_again():
+        with mesh(1, 2) as strategy:
+            model = strategy.build(mlp)
+            first = model.optimizer
+            for optimizer in (first, "sgd", first):
+                model.compile(optimizer, "mse")
+
+    cases["compiled again"] = (compiled_again, {})
     cases["by hand"] = (by_hand, {})
     cases["clipped table"] = (clipped_table, {})
     result = {}

@@ -172,6 +172,7 @@ def test_callbacks_read_and_set_weights_within_a_fit(results):
         ("no graph", ["layer 'encoder' (OfItsOwn)", "without a graph", "shard='optimizer'"]),
         ("repeated", ["tile of a weight", "tf.shape(x)[0]"]),
         ("clipped table", ["clipvalue and", "Use clipnorm"]),
+        ("compiled again", ["the Adam of an earlier compile", "Make a new one"]),
         ("by hand", ["apply_gradients outside", "fit or train_on_batch"]),
         ("nothing to split", ["mesh axis 'model' must divide"]),
     ],
