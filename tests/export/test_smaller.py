@@ -77,6 +77,39 @@ def test_quantize_aware(trained, digits, validation, tmp_path):
     assert report.after.value > report.before.value - 0.02
 
 
+@tf.keras.utils.register_keras_serializable("tests")
+class Two(tf.keras.layers.Layer):
+    """Two layers whose kernels are of one shape; the first one is frozen after the build."""
+
+    def build(self, shape):
+        self.first, self.last = (tf.keras.layers.Dense(4) for _ in range(2))
+        self.first.build(shape)
+        self.last.build(shape)
+        super().build(shape)
+
+    def call(self, inputs):
+        return self.last(self.first(inputs))
+
+
+def test_quantize_aware_of_layers_of_layers():
+    layers = tf.keras.layers
+    inputs = tf.keras.Input((6, 4))
+    attended = layers.MultiHeadAttention(2, 2)(inputs, inputs)
+    two = Two()
+    flat = layers.Flatten()(two(layers.TimeDistributed(layers.Dense(4))(attended)))
+    given = tf.keras.Model(inputs, layers.Dense(3)(flat))
+    two.first.trainable = False
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    given.compile(tf.keras.optimizers.SGD(1e-6), loss)
+    x = np.random.default_rng(0).normal(size=(32, 6, 4)).astype(np.float32)
+    model, _ = tfdist.export.quantize_aware(given, (x, np.arange(32) % 3), epochs=1)
+    for was, now in zip(_weights(given), _weights(model), strict=True):
+        np.testing.assert_allclose(was, now, atol=1e-3)
+    frozen, trained = model.get_layer(two.name).first, model.get_layer(two.name).last
+    np.testing.assert_array_equal(frozen.kernel, two.first.kernel)
+    assert np.abs(trained.kernel.numpy() - two.last.kernel).max() > 0
+
+
 def _weights(model):
     return model.get_weights()
 

@@ -273,6 +273,7 @@ def a_model_compiled_anew_trains_as_it_is_compiled_then(strategy, folder):
 
 
 @scenario
+<<<<<<< HEAD
 def what_does_not_decay_in_a_model_object_does_not_on_the_servers(strategy, folder):
     def of_zeros():
         model = keras.Sequential([keras.Input((5,)), layers.Dense(4, kernel_initializer="ones")])
@@ -287,6 +288,32 @@ def what_does_not_decay_in_a_model_object_does_not_on_the_servers(strategy, fold
     kernel, bias = model.get_weights()
     np.testing.assert_array_equal(kernel, np.ones_like(kernel))
     assert np.abs(bias).min() > 0
+=======
+def what_is_frozen_later_or_twice_is_paired(strategy, folder):
+    model = strategy.build(model_fn)
+    model.layers[0].trainable = False  # Keras 2 trains what was trainable when it was compiled.
+    before = model.get_weights()
+    model.fit(data_of(strategy), verbose=0)
+    assert np.abs(model.layers[0].get_weights()[0] - before[0]).max() > 0
+
+    def shared():
+        inputs = keras.Input((5,))
+        both = layers.Dense(5, "tanh", trainable=False)
+        parts = [keras.Sequential([both, layers.Dense(3)]) for _ in range(2)]
+        outputs = layers.Add()([part(inputs) for part in parts])
+        model = keras.Model(inputs, layers.Softmax()(outputs))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    model = strategy.build(shared)
+    model.compile("adam", "sparse_categorical_crossentropy")
+    frozen, *trained = model.non_trainable_weights[0], *model.trainable_weights
+    before = [weight.numpy() for weight in (frozen, *trained)]
+    model.fit(data_of(strategy), verbose=0)
+    np.testing.assert_array_equal(before[0], frozen)
+    for was, weight in zip(before[1:], trained, strict=True):
+        assert np.abs(was - weight.numpy()).max() > 0
+>>>>>>> wexp
 
 
 @scenario

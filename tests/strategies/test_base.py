@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.errors import ModelError, OptionError
+from tfdist.export.models import whole_copy
 from tfdist.strategies import REGISTRY
 from tfdist.strategies.base import clone
 from tfdist.training.loops import chief_only
@@ -60,6 +61,7 @@ def test_a_model_of_the_keras_that_is_not_in_use(given):
         strategy.build(given)
 
 
+<<<<<<< HEAD
 def _spares_words(model):
     optimizer = keras.optimizers.AdamW(0.1, weight_decay=1.0)
     optimizer.exclude_from_weight_decay(var_names=["bias"])
@@ -105,3 +107,44 @@ def test_a_copy_whose_optimizer_cannot_go_on_is_told(capsys):
     model.compile(model.optimizer, "mse")
     assert len(clone(model).trainable_variables) == 2
     assert "Adam begins anew, as it was built for other weights" in capsys.readouterr().err
+=======
+@keras.utils.register_keras_serializable("tests")
+class Two(keras.layers.Layer):
+    """Two layers whose kernels are of one shape."""
+
+    def build(self, shape):
+        self.first, self.last = (keras.layers.Dense(2) for _ in range(2))
+        self.first.build(shape)
+        self.last.build(shape)
+        super().build(shape)
+
+    def call(self, inputs):
+        return self.last(self.first(inputs))
+
+
+@pytest.mark.parametrize("copied", [clone, whole_copy])
+def test_what_is_frozen_within_a_layer_is_so_in_a_copy(copied):
+    inputs = keras.Input((2,))
+    frozen = keras.Sequential([Two(), Two()])
+    model = keras.Model(inputs, Two()(frozen(inputs)))
+    model.compile("sgd", "mse")
+    frozen.layers[0].trainable = False
+    frozen.layers[1].first.trainable = False
+    model.layers[2].first.trainable = False
+    copy = copied(model)
+    given = np.ones((1, 2), np.float32)
+    np.testing.assert_array_equal(model(given), copy(given))
+    for ours, theirs in zip(model.trainable_weights, copy.trainable_weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert len(model.trainable_weights) == 4
+
+
+def test_a_layer_that_is_frozen_without_compiling_is_trained_as_keras_does():
+    with tfdist.strategy("single") as strategy:
+        model = strategy.build(model_fn)
+        model.layers[0].trainable = False
+        before = model.get_weights()[0]
+        model.fit(strategy.dataset((before.T, before[:1]), global_batch_size=1), verbose=0)
+    assert np.abs(model.get_weights()[0] - before).max() > 0
+    assert not model.layers[0].trainable
+>>>>>>> wexp

@@ -15,7 +15,7 @@ from tfdist.compat import package_of
 from tfdist.errors import ExportError, ModelError
 from tfdist.export.trust import check
 from tfdist.keras.graph import called_with, input_names, nested_inputs, output_names
-from tfdist.keras.layers import layers_in
+from tfdist.keras.layers import layers_in, take_trainable
 from tfdist.keras.losses import compiled_loss
 from tfdist.records.buckets.cache import local_tree
 from tfdist.records.buckets.urls import url_of
@@ -195,6 +195,7 @@ def whole_copy(model: tf.keras.Model, **changes: Any) -> tf.keras.Model:
             copy = tf.keras.models.clone_model(model, **changes)
     except (ValueError, NotImplementedError):
         return model
+    take_trainable(copy, model)
     # get_weights is a strategy's own: it gathers the slices of a mesh.
     copy.set_weights(model.get_weights())
     for layer in layers_in(copy):

@@ -41,6 +41,21 @@ def variables_in(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
     return [weight for weight in weights if isinstance(weight, tf.Variable)]
 
 
+def take_trainable(copy: tf.keras.Model, model: tf.keras.Model) -> None:
+    """Freezes in ``copy`` what is frozen in ``model``, within layers of layers too.
+
+    A copy from a configuration knows the flag of the outermost layer alone, and Keras 2 lists the
+    weights of a layer by these flags: those of the copy would stand in another order. Where a copy
+    has layers of other kinds, it is left as it is.
+    """
+    theirs, ours = layers_in(copy), layers_in(model)
+    if len(theirs) != len(ours):
+        return
+    # The flag of a layer is given to all in it, which may have others: the inner ones come last.
+    for place in sorted(range(len(ours)), key=lambda place: -len(layers_in(ours[place]))):
+        theirs[place].trainable = ours[place].trainable
+
+
 def held_by(layer: tf.keras.layers.Layer, kind: type) -> list[Any]:
     """Returns what of a kind a layer has for itself: Keras 3 knows of no tf.Variable there."""
     found = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -123,6 +124,15 @@ def build_loss(model: tf.keras.Model, y_pred: Any) -> None:
     """Makes the variables of compiled losses of Keras 2, where they are not made."""
     if not IS_KERAS_3 and not model.compiled_loss.built:
         model.compiled_loss.build(y_pred)
+
+
+def have_loss(model: tf.keras.Model, y: Any, y_pred: Any) -> list[bool]:
+    """Whether each output, of a model of Keras 2, has a loss and labels for it."""
+    build_loss(model, y_pred)
+    compiled = model.compiled_loss
+    labels = tf.nest.flatten(compiled._conform_to_outputs(y_pred, y))
+    pairs = itertools.zip_longest(compiled._losses, labels[: len(compiled._losses)])
+    return [loss is not None and label is not None for loss, label in pairs]
 
 
 def labels_without_weights(y: Any, weights: Any) -> list[str]:

@@ -54,6 +54,13 @@ def forget_validation(model: tf.keras.Model) -> None:
     model._eval_data_handler = None
 
 
+def training_as_compiled(model: tf.keras.Model) -> contextlib.AbstractContextManager:
+    """Has trainable what was so when ``model`` was compiled: this is what Keras 2 trains."""
+    if IS_KERAS_3:
+        return contextlib.nullcontext()
+    return keras_source("engine.training_utils").RespectCompiledTrainableState(model)
+
+
 def follow_trainable(model: tf.keras.Model) -> None:
     """Has the compiled ``model`` train what is trainable now, not what was when it was compiled."""
     model._reset_compile_cache()

@@ -308,10 +308,15 @@ def clone(model: tf.keras.Model) -> tf.keras.Model:
     """
     import tensorflow as tf
 
+<<<<<<< HEAD
     from tfdist.keras.optimizer_copies import go_on
+=======
+    from tfdist.keras.layers import take_trainable
+>>>>>>> wexp
 
     try:
         copy = tf.keras.models.clone_model(model)
+        take_trainable(copy, model)
         copy.set_weights(model.get_weights())
         copy.compile_from_config(model.get_compile_config())
     except (ValueError, TypeError, NotImplementedError) as error:

@@ -751,6 +751,14 @@ def refusals():
             model = strategy.build(lambda: compiled(inputs, L.Dense(16)(x), sgd))
             model.fit(np.zeros((8, 6), np.int64), rows(8, 16), verbose=0)
 
+    def compiled_again():
+        with mesh(1, 2) as strategy:
+            model = strategy.build(mlp)
+            first = model.optimizer
+            for optimizer in (first, "sgd", first):
+                model.compile(optimizer, "mse")
+
+    cases["compiled again"] = (compiled_again, {})
     cases["by hand"] = (by_hand, {})
     cases["clipped table"] = (clipped_table, {})
     result = {}
@@ -790,6 +798,41 @@ def ids_of_no_row():
             if difference(start, model.get_weights()):
                 told.append("weights that moved")
     return told
+
+
+@scenario
+def outputs_without_a_loss():
+    """What moves the weights of such outputs, and how far from where one device moves all."""
+
+    def model_fn():
+        keras.utils.set_random_seed(1)
+        ids = keras.Input((3,), dtype="int32")
+        x = L.Dense(16, "tanh")(L.Flatten()(L.Embedding(8, 4)(ids)))
+        second = L.Flatten()(L.Embedding(8, 4, name="unused")(ids))
+        outputs = {
+            "told": L.Dense(4, name="told")(x),
+            "unused": L.Dense(4, "softmax", name="decayed")(second),
+            "regular": L.Dense(4, kernel_regularizer="l2", use_bias=False, name="regular")(x),
+        }
+        model = keras.Model(ids, outputs)
+        optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5, epsilon=1e-3, global_clipnorm=0.1)
+        model.compile(optimizer, {"told": "mse", "unused": None, "regular": "mse"})
+        return model
+
+    x, y = RNG.integers(0, 8, (16, 3)), {"told": rows(16, 4)}  # And no labels of another one.
+    found = []
+    for strategy in (tfdist.strategy("single"), mesh(1, 2)):
+        with strategy:
+            model = strategy.build(model_fn)
+            before = model.get_weights()
+            model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+            found.append(model.get_weights())
+    moved = [
+        variable.name
+        for variable, was, now in zip(model.weights, before, found[1], strict=True)
+        if difference([was], [now]) > 0
+    ]
+    return {"moved": moved, "difference": difference(*found)}
 
 
 def main(out, *wanted):

@@ -173,6 +173,7 @@ def test_callbacks_read_and_set_weights_within_a_fit(results):
         ("no graph", ["layer 'encoder' (OfItsOwn)", "without a graph", "shard='optimizer'"]),
         ("repeated", ["tile of a weight", "tf.shape(x)[0]"]),
         ("clipped table", ["clipvalue and", "Use clipnorm"]),
+        ("compiled again", ["the Adam of an earlier compile", "Make a new one"]),
         ("by hand", ["apply_gradients outside", "fit or train_on_batch"]),
         ("nothing to split", ["mesh axis 'model' must divide"]),
     ],
@@ -190,6 +191,13 @@ def test_an_id_that_an_embedding_has_no_row_for_is_named(results):
     for message in told:
         assert "'words'" in message
         assert "0 to 15, but found id 4294967297" in message
+
+
+def test_an_output_without_a_loss_is_left_alone(results):
+    found = of(results, "outputs_without_a_loss")
+    layers = {name.partition("/")[0].rstrip("_0123456789") for name in found["moved"]}
+    assert layers == {"embedding", "dense", "told", "regular"}
+    assert found["difference"] <= _TOLERANCE
 
 
 @pytest.mark.parametrize("options", [{"batch": 0}, {"model": "two"}, {"model": True}])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist.errors import ModelError
 from tfdist.export.smaller import tuning
 from tfdist.export.smaller.measuring import Comparison, Scale
+from tfdist.keras.layers import take_trainable
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -43,6 +44,9 @@ def quantize_aware(
     scale = Scale(copy, data, "int8")
     feed = tuning.training_feed(data, global_batch_size=global_batch_size, seed=seed)
     config = _config_class(keras)
+    others = [layer for layer in copy.layers if not tuning.is_heavy(layer)]
+    for layer in others:  # tfmot copies weights in an order that frozen layers within would change.
+        layer.trainable = True
     annotated = tuning.wrapped(
         copy, lambda layer: keras.quantize_annotate_layer(layer, quantize_config=config())
     )
@@ -55,9 +59,17 @@ def quantize_aware(
             received=f"an error: {' '.join(str(error).split())[:200]}",
             mend="Write nested models as layers of one",
         ) from error
+    # Other wrappers, such as TimeDistributed, are layers like any.
+    named = {
+        (layer.layer if isinstance(layer, keras.QuantizeWrapper) else layer).name: layer
+        for layer in rounded.layers
+    }
+    for layer in others:
+        if not isinstance(named[layer.name], keras.QuantizeWrapper):
+            take_trainable(named[layer.name], model.get_layer(layer.name))
     tuning.fit(rounded, model, feed, epochs)
     result = tuning.plain_copy(model)
-    _copy_weights(rounded, result)
+    _copy_weights(named, result)
     tuning.compile_like(result, model)
     return result, scale.compare("trained on while rounded to int8", model, result)
 
@@ -96,13 +108,21 @@ def _config_class(keras: Any) -> type:
     return KernelAndOutput
 
 
-def _copy_weights(rounded: tf.keras.Model, plain: tf.keras.Model) -> None:
-    """Copies the trained weights to the layers of the same names, without tfmot's own ones."""
-    found = {}
-    for wrapper in rounded.layers:
-        layer = getattr(wrapper, "layer", wrapper)
-        for variable in wrapper.weights:
-            found[layer.name, variable.name.rpartition("/")[2]] = variable
+def _copy_weights(named: dict[str, tf.keras.layers.Layer], plain: tf.keras.Model) -> None:
+    """Copies the trained weights to the layers of the same names.
+
+    Args:
+        named: the layers; those that tfmot has wrapped have variables of its own, too.
+    """
     for layer in plain.layers:
+        trained = named[layer.name]
+        if trained.name == layer.name:
+            layer.set_weights(trained.get_weights())
+            continue
+        found = {_name(variable): variable for variable in trained.weights}
         for variable in layer.weights:
-            variable.assign(found[layer.name, variable.name.rpartition("/")[2]])
+            variable.assign(found[_name(variable)])
+
+
+def _name(variable: tf.Variable) -> str:
+    return variable.name.rpartition("/")[2]

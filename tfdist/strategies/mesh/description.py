@@ -160,7 +160,10 @@ def _collectives(on_mesh: MeshModel, num_rows: int) -> tuple[CollectiveRow, ...]
             seed=tf.zeros([2], tf.int64),
             segments=on_mesh.segments,
         )
-        program.run(lambda y, _: tf.add_n([tf.reduce_sum(part) for part in tf.nest.flatten(y)]))
+        program.run(
+            lambda y, _: tf.add_n([tf.reduce_sum(part) for part in tf.nest.flatten(y)]),
+            keras.graph.nested_outputs(model),  # Something for all outputs that have a loss.
+        )
         for gradient in program.gradients.values():
             program.slices_of(gradient)  # The sum over the mesh is made when it is asked for.
 

@@ -5,12 +5,14 @@ Logical CPUs share their memory: a slice that several of them hold alike is ther
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.errors import ModelError
 from tfdist.keras.loss_scale import loss_scale_state
 from tfdist.keras.optimizer_copies import decay_alike
 from tfdist.keras.optimizers import inner_of, key_of
@@ -148,6 +150,8 @@ class SlicedState:
         #: Ids of the host's weights that are older than their slices.
         self.behind: set[int] = set()
         self._attached: Any = None
+        #: All that were attached: their slots are slices, which no later one is read from.
+        self._known: weakref.WeakSet = weakref.WeakSet()
         #: Whether the host has whole slots that were loaded here, and perhaps on no other rank.
         self._holds_loaded = False
         self.attach_optimizer()
@@ -177,16 +181,26 @@ class SlicedState:
         """Builds the optimizer that the model is compiled with on the slices.
 
         One that was built on whole weights, as that of a loaded model, goes on where it is.
+
+        Raises:
+            ModelError: it was compiled before, and another one since.
         """
         given = self._model.optimizer
         if given is self._attached:  # Compiled anew with the same one.
             return
+        if given in self._known:
+            raise ModelError(
+                "an optimizer that a mesh was compiled with before another one must not come back",
+                received=f"the {type(given).__name__} of an earlier compile",
+                mend="Make a new one",
+            )
         fresh = type(given).from_config(given.get_config())
         is_built = len(given.variables) > len(fresh.variables)
         if is_built:
             decay_alike(given, fresh, [(v, v) for v in self._model.trainable_variables])
             self._model.optimizer = fresh
         self._attached = self._model.optimizer
+        self._known.add(self._attached)
         self._build_optimizer()
         if is_built:
             host = self.host_optimizer()

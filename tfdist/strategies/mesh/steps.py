@@ -126,8 +126,13 @@ class Program:
         laid_out = devices.LaidOutTensor(parts)
         return mtf.import_laid_out_tensor(self._mesh, laid_out, mtf.Shape(dims))
 
-    def run(self, loss_fn: Callable[[Any, list[tf.Tensor]], tf.Tensor]) -> None:
-        """Lowers the program. loss_fn: (y_pred, losses of activities) -> the loss."""
+    def run(self, loss_fn: Callable[[Any, list[tf.Tensor]], tf.Tensor], y: Any) -> None:
+        """Lowers the program.
+
+        Args:
+            loss_fn: (y_pred, losses of activities) -> the loss.
+            y: the labels that it is of.
+        """
         num_outputs = len(self.outputs)
 
         def loss_of(whole: list[tf.Tensor]) -> tf.Tensor:
@@ -137,7 +142,7 @@ class Program:
         known = self.context.masks
         masks = {n: known[output] for n, output in enumerate(self.outputs) if output in known}
         bridge = LossBridge([*self.outputs, *self.context.losses], loss_of, masks)
-        self.gradients = self._backward(bridge) if self.context.training else {}
+        self.gradients = self._backward(bridge, y) if self.context.training else {}
         self._lowering = self._lower()
 
     def predict(self) -> Any:
@@ -155,17 +160,21 @@ class Program:
             rows.append(own if mask is None else keras.tensors.with_mask(own, cut(mask)))
         return tf.nest.pack_sequence_as(keras.graph.nested_outputs(self._model), rows)
 
-    def _backward(self, bridge: LossBridge) -> dict[int, Any]:
+    def _backward(self, bridge: LossBridge, y: Any) -> dict[int, Any]:
         weights = self.context.weight_tensors()
         trained = [v for v in self._model.trainable_variables if id(v) in weights]
         found = [x for look_ups in self.context.look_ups.values() for x in look_ups]
+        of_outputs = keras.losses.have_loss(self._model, y, keras.graph.nested_outputs(self._model))
+        has_loss = [*of_outputs, *[True] * len(self.context.losses)]
         made = differentiated(
             [*self.outputs, *self.context.losses],
             [*(weights[id(v)] for v in trained), *found],
-            bridge.outputs,
+            # None, as in Keras, where no loss is: with zeros an optimizer would decay weights.
+            [g if has else None for g, has in zip(bridge.outputs, has_loss, strict=True)],
             self._blocks,
         )
-        self._of_look_ups = dict(zip(found, made[len(trained) :], strict=True))
+        of_look_ups = zip(found, made[len(trained) :], strict=True)
+        self._of_look_ups = {x: g for x, g in of_look_ups if g is not None}
         pairs = zip(trained, made, strict=False)
         return {id(v): g for v, g in pairs if g is not None}
 
@@ -178,7 +187,7 @@ class Program:
         ranks, squares = self.context.ranks, {}
         for key, look_ups in self.context.look_ups.items():
             total = []
-            for found in look_ups:
+            for found in (x for x in look_ups if x in self._of_look_ups):
                 slices = unscaled(self._model.optimizer, self.slices_of(self._of_look_ups[found]))
                 if ranks is not None and not has_batch(found):  # As positions: all rows look it up.
                     slices = [ranks.sum(g) for g in slices]
@@ -188,7 +197,8 @@ class Program:
                 if ranks is not None and has_batch(found):
                     square = ranks.sum(square)
                 total.append(square)
-            squares[key] = tf.add_n(total)
+            if total:
+                squares[key] = tf.add_n(total)
         return squares
 
     def _lower(self) -> Any:
@@ -212,6 +222,7 @@ class WeightRegularizers:
     """
 
     def __init__(self, model: tf.keras.Model, state: SlicedState):
+        self._model = model
         self._state = state
         self._pairs = []
         for layer in keras.layers.layers_in(model)[1:]:
@@ -250,10 +261,13 @@ class WeightRegularizers:
         return result
 
     def add_to(self, gradients: dict[int, list[tf.Tensor]]) -> None:
+        trained = {id(variable) for variable in self._model.trainable_variables}
         for variable, regularizer in self._pairs:
-            if id(variable) not in gradients:
+            if id(variable) not in trained:
                 continue
             slices = self._state.trained(variable).slices
+            if id(variable) not in gradients:  # No loss but this one reaches it.
+                gradients[id(variable)] = [tf.zeros_like(part) for part in slices]
             total = []
             for part, gradient in zip(slices, gradients[id(variable)], strict=True):
                 with tf.device(part.device), tf.GradientTape() as tape:
@@ -348,7 +362,7 @@ class MeshSteps:
                 total *= tf.cast(ranks.part, total.dtype)
             return scaled(self._model.optimizer, total) if program.context.training else total
 
-        program.run(loss)
+        program.run(loss, y)
         if not program.num_rows:  # Of no rows, a user's own mean would be NaN.
             for of_none in shared:  # Other ranks wait for the sums in it, which nothing else reads.
                 self._waited_for.assign(tf.cast(tf.reduce_sum(of_none), tf.float32))

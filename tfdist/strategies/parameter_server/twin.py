@@ -14,8 +14,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+<<<<<<< HEAD
 from tfdist.keras.layers import layers_in, variables_in
 from tfdist.keras.optimizer_copies import decay_alike
+=======
+from tfdist.keras.layers import take_trainable, variables_in
+>>>>>>> wexp
 from tfdist.keras.optimizers import set_learning_rate
 from tfdist.strategies.parameter_server.refusals import refuse_on_shards
 from tfdist.training.engine.metrics import state_of
@@ -64,6 +68,7 @@ class Twin:
             ModelError: a variable that must be whole is divided, or Keras cannot compile a copy.
         """
         model, twin = self._model, self.twin
+        take_trainable(twin, model)
         if self._compiled_as is not model.compiled_loss:
             self._compile_twin()
         x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
@@ -112,8 +117,6 @@ class Twin:
 
     def _compile_twin(self) -> None:
         model, twin = self._model, self.twin
-        for ours, theirs in zip(layers_in(model), layers_in(twin), strict=True):
-            theirs.trainable = ours.trainable
         try:
             with self._engine.scope():
                 twin.compile_from_config(model.get_compile_config())

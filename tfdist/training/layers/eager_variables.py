@@ -18,7 +18,7 @@ _METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 def make_slots(model: tf.keras.Model) -> None:
     """Makes the variables of the optimizer; legacy optimizers make theirs in the first step."""
-    with model.distribute_strategy.scope():
+    with model.distribute_strategy.scope(), keras.steps.training_as_compiled(model):
         keras.optimizers.build(model.optimizer, model.trainable_variables)
 
 
