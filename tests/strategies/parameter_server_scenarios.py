@@ -273,7 +273,6 @@ def a_model_compiled_anew_trains_as_it_is_compiled_then(strategy, folder):
 
 
 @scenario
-<<<<<<< HEAD
 def what_does_not_decay_in_a_model_object_does_not_on_the_servers(strategy, folder):
     def of_zeros():
         model = keras.Sequential([keras.Input((5,)), layers.Dense(4, kernel_initializer="ones")])
@@ -288,7 +287,9 @@ def what_does_not_decay_in_a_model_object_does_not_on_the_servers(strategy, fold
     kernel, bias = model.get_weights()
     np.testing.assert_array_equal(kernel, np.ones_like(kernel))
     assert np.abs(bias).min() > 0
-=======
+
+
+@scenario
 def what_is_frozen_later_or_twice_is_paired(strategy, folder):
     model = strategy.build(model_fn)
     model.layers[0].trainable = False  # Keras 2 trains what was trainable when it was compiled.
@@ -313,7 +314,6 @@ def what_is_frozen_later_or_twice_is_paired(strategy, folder):
     np.testing.assert_array_equal(before[0], frozen)
     for was, weight in zip(before[1:], trained, strict=True):
         assert np.abs(was - weight.numpy()).max() > 0
->>>>>>> wexp
 
 
 @scenario

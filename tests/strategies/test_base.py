@@ -61,7 +61,6 @@ def test_a_model_of_the_keras_that_is_not_in_use(given):
         strategy.build(given)
 
 
-<<<<<<< HEAD
 def _spares_words(model):
     optimizer = keras.optimizers.AdamW(0.1, weight_decay=1.0)
     optimizer.exclude_from_weight_decay(var_names=["bias"])
@@ -107,7 +106,8 @@ def test_a_copy_whose_optimizer_cannot_go_on_is_told(capsys):
     model.compile(model.optimizer, "mse")
     assert len(clone(model).trainable_variables) == 2
     assert "Adam begins anew, as it was built for other weights" in capsys.readouterr().err
-=======
+
+
 @keras.utils.register_keras_serializable("tests")
 class Two(keras.layers.Layer):
     """Two layers whose kernels are of one shape."""
@@ -147,4 +147,3 @@ def test_a_layer_that_is_frozen_without_compiling_is_trained_as_keras_does():
         model.fit(strategy.dataset((before.T, before[:1]), global_batch_size=1), verbose=0)
     assert np.abs(model.get_weights()[0] - before).max() > 0
     assert not model.layers[0].trainable
->>>>>>> wexp

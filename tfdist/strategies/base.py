@@ -308,11 +308,8 @@ def clone(model: tf.keras.Model) -> tf.keras.Model:
     """
     import tensorflow as tf
 
-<<<<<<< HEAD
-    from tfdist.keras.optimizer_copies import go_on
-=======
     from tfdist.keras.layers import take_trainable
->>>>>>> wexp
+    from tfdist.keras.optimizer_copies import go_on
 
     try:
         copy = tf.keras.models.clone_model(model)

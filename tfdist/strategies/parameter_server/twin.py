@@ -14,12 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-<<<<<<< HEAD
-from tfdist.keras.layers import layers_in, variables_in
-from tfdist.keras.optimizer_copies import decay_alike
-=======
 from tfdist.keras.layers import take_trainable, variables_in
->>>>>>> wexp
+from tfdist.keras.optimizer_copies import decay_alike
 from tfdist.keras.optimizers import set_learning_rate
 from tfdist.strategies.parameter_server.refusals import refuse_on_shards
 from tfdist.training.engine.metrics import state_of
