@@ -61,7 +61,7 @@ def test_a_model_of_the_keras_that_is_not_in_use(given):
         strategy.build(given)
 
 
-@keras.utils.register_keras_serializable("tests")
+@keras.utils.register_keras_serializable("test_base")
 class Two(keras.layers.Layer):
     """Two layers whose kernels are of one shape."""
 
