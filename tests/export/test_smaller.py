@@ -77,7 +77,7 @@ def test_quantize_aware(trained, digits, validation, tmp_path):
     assert report.after.value > report.before.value - 0.02
 
 
-@tf.keras.utils.register_keras_serializable("tests")
+@tf.keras.utils.register_keras_serializable("test_smaller")
 class Two(tf.keras.layers.Layer):
     """Two layers whose kernels are of one shape; the first one is frozen after the build."""
 

@@ -108,7 +108,7 @@ def test_a_copy_whose_optimizer_cannot_go_on_is_told(capsys):
     assert "Adam begins anew, as it was built for other weights" in capsys.readouterr().err
 
 
-@keras.utils.register_keras_serializable("tests")
+@keras.utils.register_keras_serializable("test_base")
 class Two(keras.layers.Layer):
     """Two layers whose kernels are of one shape."""
 

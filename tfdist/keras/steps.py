@@ -66,11 +66,6 @@ def follow_trainable(model: tf.keras.Model) -> None:
     model._reset_compile_cache()
 
 
-def trainable_as_compiled(model: tf.keras.Model) -> contextlib.AbstractContextManager:
-    """Encloses what is done for Keras' fit, which trains what was trainable at ``compile``."""
-    return keras_source("engine.training_utils").RespectCompiledTrainableState(model)
-
-
 def trace_step(model: tf.keras.Model, iterator: Any) -> None:
     """Traces the train step of ``model``, which reads nothing; not in eager execution.
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError, OptionError
-from tfdist.keras.steps import trainable_as_compiled
+from tfdist.keras.steps import training_as_compiled
 from tfdist.records.clients.collection import Clients
 from tfdist.strategies.federated.feed import ClientFeed
 from tfdist.strategies.federated.model import check_model
@@ -120,7 +120,7 @@ class FederatedFit:
             check_inputs(self._model, rounds.records.element_spec)
             check_labels(self._model, rounds.records.element_spec)
             # Keras' fit trains what was trainable when the model was compiled.
-            with trainable_as_compiled(self._model):
+            with training_as_compiled(self._model):
                 self._server.prepare(self._binding, feed)
             if validation_data is not None:
                 options["validation_data"] = self._validation(validation_data)
