@@ -19,6 +19,7 @@ from tfdist.export.models import PlainModel, open_model
 from tfdist.export.samples import Rows, open_samples
 from tfdist.export.saved_model import write
 from tfdist.export.warmup import WARMUP, read_warmup, write_warmup
+from tfdist.records.buckets.cache import local_shards
 from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 from tfdist.records.format.split_place import find_split
 
@@ -161,8 +162,9 @@ def _schema(data: str | os.PathLike) -> Schema:
             received=f"a {type(data).__name__}",
             mend="Write them: `tfdist shard SOURCE OUT`",
         )
-    is_folder = (Path(data) / MANIFEST_NAME).is_file()
-    return (load_manifest(Path(data)) if is_folder else find_split(Path(data))[2]).schema
+    folder = local_shards(data)
+    is_folder = (folder / MANIFEST_NAME).is_file()
+    return (load_manifest(folder) if is_folder else find_split(folder)[2]).schema
 
 
 def _requests(schema: Schema, rows: Rows) -> list[dict[str, np.ndarray]]:

@@ -57,12 +57,17 @@ def _built(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingDat
     emit({"event": "ready", "long": True})
     model = strategy.build(model_path.load(config["model"]))
     pad_to = config["pad_to"]
-    if pad_to is not None and "output" in config and not _has_one_shape(model):
+    if not strategy.takes_lengths:
+        why = f"strategy '{strategy.name}' takes batches of one length"
+    elif "output" in config and not _has_one_shape(model):
+        why = "outputs that have a length of their own, or may have one, must fit into one array"
+    else:
+        why = None
+    if pad_to is not None and why is not None:
         pad_to = None
         if strategy.topology.is_chief:
             print(
-                "tfdist: records are padded to one length, and not as in the training: outputs "
-                "that have a length of their own, or may have one, must fit into one array",
+                f"tfdist: records are padded to one length, and not as in the training: {why}",
                 flush=True,
             )
     # Strategies of other packages may not know it: given only where asked for.

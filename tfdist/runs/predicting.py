@@ -154,12 +154,14 @@ def carry_out(
     trained_on: str | None = None,
     part: str | None = None,
     resume: bool = False,
+    pads_as_trained: bool = True,
     on_event: Callable[[int, dict[str, Any]], None] = lambda rank, event: None,
     stop: threading.Event | None = None,
 ) -> Predictions | None:
     """Predicts on ``where``; see ``predict`` for what it returns and raises.
 
     Args:
+        pads_as_trained: whether to pad records as the training did; else to the length of all.
         on_event, stop: see ``ranks.run``.
     """
     model_path.check(model)
@@ -172,7 +174,8 @@ def carry_out(
     _check(weights, file, overwrite=overwrite or resume)
     share = Share(mine, global_batch_size)
     digests: dict[str, Any] = {}
-    training, pad_to = training_data(weights, trained_on), _pad_to(weights)
+    training = training_data(weights, trained_on)
+    pad_to = padding_of(weights) if pads_as_trained else None
     if mine is not None:
         digests = digests_of(model, weights, data, training) | {"pad_to": pad_to}
         note = whole_part(file, digests, global_batch_size) if resume else None
@@ -230,22 +233,23 @@ def training_data(weights: Path, trained_on: str | None) -> str | None:
     """
     from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 
-    if trained_on is not None:
-        above = Path(trained_on).parent
-        is_split = not os.path.isdir(trained_on) and (above / MANIFEST_NAME).is_file()
-        folder = str(above) if is_split else trained_on
+    def folder_of(given: str) -> str:
+        above = Path(given).parent
+        is_split = not os.path.isdir(given) and (above / MANIFEST_NAME).is_file()
+        folder = str(above) if is_split else given
         load_manifest(folder)
         return folder
+
+    if trained_on is not None:
+        return folder_of(trained_on)
     with contextlib.suppress(DataError):
         config = read_config(weights.with_name("config.json"))
         if url_of(config["data"]) is None:  # All of a URL would be fetched.
-            folder = os.path.join(config.get("working_folder") or "", config["data"])
-            load_manifest(folder)
-            return folder
+            return folder_of(os.path.join(config.get("working_folder") or "", config["data"]))
     return None
 
 
-def _pad_to(weights: Path) -> Any:
+def padding_of(weights: Path) -> Any:
     """Returns what the training padded records to, which predictions may depend on."""
     with contextlib.suppress(DataError):
         return read_config(weights.with_name("config.json")).get("pad_to")

@@ -83,6 +83,7 @@ def expect(
         global_batch_size=len(asked["instances"]),
         overwrite=False,
         trained_on=served.trained_on,
+        pads_as_trained=False,  # Else an answer would depend on what else is asked meanwhile.
         stop=stop,
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import DataError, OptionError
+from tfdist.records.buckets.urls import url_of
 from tfdist.records.format.manifest import load_manifest
 from tfdist.records.format.schema import Schema
 from tfdist.records.writing.instances import as_asked
@@ -111,6 +112,6 @@ def find(
         file=weights.absolute(),
         weights=weights.absolute(),
         schema=as_asked(manifest.schema.of_role("input"), is_adopted=manifest.is_adopted),
-        trained_on=os.path.abspath(training),
+        trained_on=url_of(training) or os.path.abspath(training),
         classes=() if label is None else label.classes or (),
     )

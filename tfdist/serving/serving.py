@@ -13,6 +13,7 @@ from tfdist.errors import OptionError, RankFailedError, TfdistError, package_mis
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.cache import scratch_folder
 from tfdist.runs import ranks
+from tfdist.runs.predicting import padding_of
 from tfdist.serving import gate, watched
 from tfdist.serving.scaling import Scaling
 from tfdist.serving.served import Served
@@ -65,7 +66,7 @@ def carry_out(
 
     Args:
         on_event: see ``ranks.run``; "listening" has host, port and the number of compared records.
-        tell: is told in one line why nothing was compared.
+        tell: is told in one line why nothing was compared, and how records are padded.
 
     Raises:
         TfdistError: a mistake of the user's, or a server that answers otherwise than predict.
@@ -79,6 +80,11 @@ def carry_out(
     if how.token_file is not None:
         read_token(how.token_file)
     follow_program(os.environ, model_path.parts(served.model)[0], served.weights)
+    if padding_of(served.file) is not None:
+        tell(
+            "records are padded to one length, as by `tfdist predict` of a training without "
+            "--pad-to: a model without masks may answer otherwise than where it was trained"
+        )
     with scratch_folder() as folder:
         # So that replicas which start later have the model that went through the gate.
         first = replace(served, weights=watched.place_of(folder, 1, served.file))

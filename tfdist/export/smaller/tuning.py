@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, EngineMissingError, ModelError
 from tfdist.export.models import whole_copy
+from tfdist.records.buckets.cache import local_shards
 from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 from tfdist.strategies.base import DataOptions, make_feed
 from tfdist.training.engine.options import check_count
@@ -83,15 +84,16 @@ def wrapped(model: tf.keras.Model, wrap: Wrap) -> tf.keras.Model:
 
 def training_feed(data: Any, *, global_batch_size: int, seed: int) -> Feed:
     """Returns what to train on: the split train of a folder of shards, or all that was given."""
-    if isinstance(data, (str, Path)) and (Path(data) / MANIFEST_NAME).is_file():
-        splits = load_manifest(data).splits
+    folder = local_shards(data) if isinstance(data, (str, Path)) else None
+    if folder is not None and (folder / MANIFEST_NAME).is_file():
+        splits = load_manifest(folder).splits
         if "train" not in splits:
             raise DataError(
                 "data to train on must have a split called train",
                 received=f"{data} with {', '.join(splits)}",
-                mend=f"Name the split, such as {Path(data) / next(iter(splits))}",
+                mend=f"Name the split, such as {data}/{next(iter(splits))}",
             )
-        data = Path(data) / "train"
+        data = folder / "train"
     return make_feed(data, DataOptions(global_batch_size=global_batch_size, seed=seed))
 
 

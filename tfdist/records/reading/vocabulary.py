@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
+from tfdist.records.buckets.cache import local_shards
 from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 from tfdist.records.reading.reader import open_records
 
@@ -74,8 +75,9 @@ def _layer(
 
 def _first_split(data: Any) -> Any:
     """Returns DIR/SPLIT of the folder DIR's first split, and anything else as it is."""
-    if isinstance(data, (str, Path)) and (Path(data) / MANIFEST_NAME).is_file():
-        return Path(data) / next(iter(load_manifest(Path(data)).splits))
+    folder = local_shards(data) if isinstance(data, (str, Path)) else None
+    if folder is not None and (folder / MANIFEST_NAME).is_file():
+        return folder / next(iter(load_manifest(folder).splits))
     return data
 
 
