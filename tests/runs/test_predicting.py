@@ -16,6 +16,7 @@ from tensorflow import keras
 import tfdist
 from tfdist.errors import DataError, ModelError, OptionError, TfdistError
 from tfdist.runs import predict_rank, predicting
+from tfdist.strategies.single import Single
 from tfdist.training.engine import model_path
 
 pytestmark = pytest.mark.timeout(180)
@@ -146,9 +147,12 @@ def test_photos_and_a_table_that_shards_tell_of(asked, folder, monkeypatch):
     assert not os.path.exists(started["data"])
 
 
-@pytest.mark.parametrize("name", ["of_tokens", "for_each_token"])
-def test_records_are_padded_as_in_the_training(asked, tmp_path, monkeypatch, capsys, name):
-    """But for outputs that would then have several lengths in one array."""
+@pytest.mark.parametrize(
+    ("name", "takes"), [("of_tokens", True), ("for_each_token", True), ("of_tokens", False)]
+)
+def test_records_are_padded_as_in_the_training(asked, tmp_path, monkeypatch, capsys, name, takes):
+    """But for outputs of several lengths in one array, and strategies that take one length."""
+    monkeypatch.setattr(Single, "takes_lengths", takes)
 
     def run(program, config, where, take, *, stop=None):
         predict_rank.predict(config | {"strategy": "single", "options": {}})
@@ -165,13 +169,23 @@ def test_records_are_padded_as_in_the_training(asked, tmp_path, monkeypatch, cap
     asked |= {"data": tmp_path / "data" / "test", "output": tmp_path / "found.npy"}
     tfdist.predict(**asked, global_batch_size=4)
     found = np.load(tmp_path / "found.npy")
-    has_own = name == "for_each_token"
+    has_own = name == "for_each_token" or not takes
     [(x, _)] = tfdist.records.read(asked["data"], batch_size=8)
     for rows, outputs in zip(np.split(x.numpy(), 2), np.split(found, 2), strict=True):
         length = 6 if has_own or rows[:, 2:].any() else 2
         expected = model.predict(rows[:, :length], verbose=0)
         np.testing.assert_allclose(outputs, expected, atol=1e-6)
     assert ("padded to one length" in capsys.readouterr().out) == has_own
+
+
+def test_a_split_of_the_training_tells_its_shards(tmp_path):
+    tfdist.records.write((np.zeros((4, 2)), np.arange(4)), tmp_path / "data", split="train=1")
+    settings = dict.fromkeys(("model", "splits", "strategy", "output", "seed"), "")
+    settings |= {"global_batch_size": 4, "data": "data/train", "working_folder": str(tmp_path)}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    weights = tmp_path / "model.keras"
+    assert predicting.training_data(weights, None) == str(tmp_path / "data")
+    assert predicting.training_data(weights, str(tmp_path / "data/train")) == str(tmp_path / "data")
 
 
 def test_an_output_of_images_is_refused_for_a_table_before_weights_are_read(asked, folder):

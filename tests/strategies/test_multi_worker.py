@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import tensorflow as tf
 from scenario_plugin import Job
 
 import tfdist
 from tfdist.errors import OptionError
+from tfdist.strategies.multi_worker.cluster import Cluster
 from tfdist.strategies.multi_worker.strategy import check_place
 from tfdist.topology import Topology, from_environ, tf_config
 
@@ -44,6 +48,16 @@ def test_a_forgotten_srun_is_told(monkeypatch, capsys):
     monkeypatch.setattr("os.environ", {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"})
     check_place(Topology())
     assert "srun did not start this process" in capsys.readouterr().err
+
+
+def test_a_name_of_the_users_own_is_no_lost_worker():
+    node = (
+        '[[{{node heartbeat/MatMul}}]]\nDetected at node heartbeat\n  File "heartbeat/a.py", line 1'
+    )
+    place = SimpleNamespace(_stall=None, process=0, _addresses=(), _watch=None)
+    for text, is_lost in ((f"OOM {node}", False), (f"task 1: missed heartbeats {node}", True)):
+        error = tf.errors.ResourceExhaustedError(None, None, text)
+        assert (Cluster.explain(place, error) is not None) == is_lost
 
 
 def test_on_two_workers(scenario):

@@ -22,6 +22,7 @@ from tfdist.errors import DataError, EngineMissingError, OptionError, WriteError
 from tfdist.records import adopt, check, load_manifest, open_records, write
 from tfdist.records.buckets import cache
 from tfdist.records.buckets.store import Store
+from tfdist.records.reading.vocabulary import _first_split
 
 BUCKET = "s3://bucket"
 
@@ -304,6 +305,12 @@ def test_what_cannot_be_written_here_is_no_matter_of_the_network(s3_server, tmp_
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "file" / "cache"))
     with pytest.raises(OptionError, match=r"Not a directory.*Name one with .*TFDIST_CACHE"):
         open_records(f"{url}/train")
+
+
+def test_the_first_split_of_a_folder_there(s3_server):
+    url = put()
+    assert _first_split(url) == cache.local_shards(url) / "train"
+    assert _first_split(f"{url}/validation") == f"{url}/validation"
 
 
 def test_a_file_system_without_locks(s3_server, monkeypatch):

@@ -111,6 +111,33 @@ def test_a_fixed_rate_cannot_climb_within_an_execution():
             model.fit(feed, epochs=1, verbose=0)
 
 
+def test_a_rate_that_is_set_before_the_first_step_is_scaled_and_a_scheduler_is_not():
+    def fit(model, *callbacks):
+        scale = ScaleLearningRate(Scaling("linear", 0, 4), model.optimizer)
+        model.optimizer.learning_rate = 0.02
+        for _ in range(2):
+            scale.meet(model.optimizer)
+            scale.prepare(model.optimizer, 4)
+            model.fit(X, Y, 2, verbose=0, callbacks=[*callbacks, scale])
+        return float(model.optimizer.learning_rate.numpy())
+
+    always = keras.callbacks.LearningRateScheduler(lambda epoch: 0.01)
+    assert fit(model_with(keras.optimizers.SGD(0.1))) == pytest.approx(0.08)
+    assert fit(model_with(keras.optimizers.SGD(0.1)), always) == pytest.approx(0.01)
+
+
+def test_a_rate_that_a_checkpoint_restores_within_the_warm_up_is_not_the_one_to_scale():
+    scaling, model = Scaling("linear", 2, 4), model_with(keras.optimizers.SGD(0.1))
+    scale = ScaleLearningRate(scaling, keras.optimizers.SGD(0.5))  # Compiled anew since the build.
+    scale.set_model(model)
+    scale.meet(model.optimizer)
+    model.optimizer.iterations.assign(4)
+    model.optimizer.learning_rate = 0.1 * float(scaling.multiplier(4, 4))
+    scale.prepare(model.optimizer, 4)
+    scale.on_train_batch_begin(0)
+    np.testing.assert_allclose(model.optimizer.learning_rate.numpy(), 0.25, rtol=1e-6)
+
+
 def test_a_new_compile_brings_its_own_rate():
     alone = strategy("single", warmup_epochs=1)
     model = alone.build(lambda: model_with(keras.optimizers.SGD(0.1)))

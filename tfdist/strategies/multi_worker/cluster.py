@@ -27,6 +27,10 @@ from tfdist.training.engine.collective import Collective
 
 # What TensorFlow says where a peer is gone; its error classes say the same of other causes.
 _LOST = ("Collective ops is aborted", "UNAVAILABLE", "failed to connect", "heartbeat")
+# What a user has named: nodes, and the files that they were made in.
+_OWN_NAMES = re.compile(
+    r"\[\[.*?\]\]|\{\{node .*?\}\}|^(?:Detected at node|Node:| *File ).*$", re.MULTILINE
+)
 
 
 class Cluster(Collective):
@@ -54,7 +58,8 @@ class Cluster(Collective):
 
     def explain(self, error: Exception) -> Exception | None:
         text = str(error)
-        is_lost = isinstance(error, tf.errors.UnavailableError) or any(w in text for w in _LOST)
+        said = _OWN_NAMES.sub("", text)
+        is_lost = isinstance(error, tf.errors.UnavailableError) or any(w in said for w in _LOST)
         if self._stall is None and not is_lost:
             return None
         named = map(int, re.findall(r"/job:worker(?:/replica:\d+)?/task:(\d+)", text))

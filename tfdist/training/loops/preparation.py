@@ -74,6 +74,8 @@ class Preparation:
             self._check(model)
         if self._is_untried():
             self._try_rows(feed.records.element_spec, feed.first_rows, tells=begun_at is None)
+        if self.scale is not None:
+            self.scale.meet(model.optimizer)
         keepers = keepers_among(callbacks)
         restores = any(keeper.resume for keeper in keepers)
         in_parts = bool(keepers) and keepers[0].meet(self._binding)

@@ -80,6 +80,11 @@ class Scaling:
         return start + (self.factor - start) * progress
 
     def describe(self) -> str:
+        if self.rule is None and self.num_replicas == 1:
+            return (
+                "learning rate: warmup_epochs has no effect on one replica without lr_scaling, "
+                "since it climbs from the rate divided by the replicas"
+            )
         how = f"{self.rule} scaling x{self.factor:g}" if self.rule else "no scaling"
         return f"learning rate: {how}, warm-up over {self.warmup_epochs:g} epochs"
 
@@ -100,9 +105,9 @@ class _ScaledSchedule(wrapt.ObjectProxy):
 class ScaleLearningRate(tf.keras.callbacks.Callback):
     """Applies a ``Scaling`` to an optimizer. One object serves all fits of a model.
 
-    A schedule is wrapped. A fixed rate is set in each step of the warm-up and left alone after
-    it, so callbacks that set the rate still work, and so does a rate restored by a checkpoint. A
-    line tells whoever sets it within the warm-up.
+    A schedule is wrapped. A fixed rate is set in each step of the warm-up, or once before the first
+    step, and left alone after it, so callbacks that set the rate still work, and so does a rate
+    restored by a checkpoint. A line tells whoever sets it within the warm-up.
     """
 
     def __init__(self, scaling: Scaling, optimizer: tf.keras.optimizers.Optimizer):
@@ -135,17 +140,31 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
             tells: whether this process is the one that warns.
         """
         self._tells = tells
-        is_other_schedule = _schedule_of(optimizer) not in (None, self._schedule)
-        if optimizer is not self._optimizer or is_other_schedule:
-            self._read(optimizer)
-        if int(_value(optimizer.iterations)) != self._last_step + 1:
+        self.meet(optimizer)
+        step, warms_up = int(_value(optimizer.iterations)), bool(self._scaling.warmup_epochs)
+        if step != self._last_step + 1:
             self._last_rate = None  # A checkpoint may have restored another one.
         self._steps_per_epoch = steps_per_epoch
-        self._is_climbing = self._base_rate is not None
+        self._is_climbing = self._base_rate is not None and warms_up
+        if self._base_rate is not None and not warms_up and not step:
+            optimizer.learning_rate = self._base_rate * self._scaling.factor
+            self._last_rate = float(_value(optimizer.learning_rate))
         if self._schedule is not None:
             optimizer.learning_rate = _ScaledSchedule(
                 self._schedule, self._scaling, steps_per_epoch
             )
+
+    def meet(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
+        """Takes the rate that is to be scaled; before a checkpoint restores one that is."""
+        is_other_schedule = _schedule_of(optimizer) not in (None, self._schedule)
+        if optimizer is not self._optimizer or is_other_schedule or self._was_set(optimizer):
+            self._read(optimizer)
+
+    def _was_set(self, optimizer: tf.keras.optimizers.Optimizer) -> bool:
+        """Whether a user has set the rate since, before the first step."""
+        if self._base_rate is None or int(_value(optimizer.iterations)):
+            return False
+        return float(_value(optimizer.learning_rate)) not in (self._base_rate, self._last_rate)
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         if not self._is_climbing:  # Reading the step would hold up the device in each one.
