@@ -273,6 +273,18 @@ def by_output(model: tf.keras.Model, y_pred: Any) -> list[Any]:
     return [*compiled, *[None] * count][:count]
 
 
+def spread(model: tf.keras.Model, structure: Any, y_pred: Any) -> list[Any]:
+    """Returns the labels or weights of each output, as tf.nest lays them flat, as Keras finds them.
+
+    One tensor is that of all outputs; of names, those that are not there are None.
+    """
+    if isinstance(structure, Mapping):
+        return [structure.get(name) for name in names_of_outputs(model, y_pred)]
+    if tf.nest.is_nested(structure):
+        return tf.nest.flatten(structure)
+    return [structure] * len(tf.nest.flatten(y_pred))
+
+
 def names_of_outputs(model: tf.keras.Model, y_pred: Any) -> list[str]:
     """Returns what Keras calls the outputs, as tf.nest lays them flat."""
     if isinstance(y_pred, Mapping):
