@@ -86,9 +86,8 @@ def _in_two_shares(model, x, y, weight):
     parts = [keras.utils.unpack_x_y_sample_weight(part) for part in parts]
     found = [loss_masks.found(model, y, model(x)) for x, y, _ in parts]
     each = [loss_masks.counted(masks, model(x), lambda t, _: t) for masks, _ in found]
-    counted = [
-        None if all(n is None for n in of) else tf.add_n(of) for of in zip(*each, strict=True)
-    ]
+    pairs = zip(*each, strict=True)
+    counted = [None if first is None else first + others for first, others in pairs]
     total = 0.0
     for (part, _, weights), (masks, labels) in zip(parts, found, strict=True):
         share = tf.constant([len(part), len(x)], tf.int64)

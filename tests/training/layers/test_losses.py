@@ -121,3 +121,15 @@ def test_a_sum_beside_a_loss_of_ones_own_is_refused():
     assert losses.is_sum(built(Plain, loss=total))
     with pytest.raises(ModelError, match=r"must be a mean over rows.*reduction='sum'"):
         losses.is_sum(built(More, loss=total))
+
+
+def test_sums_count_outputs_whole_that_have_no_weights_by_name():
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, [keras.layers.Dense(1, name=name)(inputs) for name in "ab"])
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))
+    x, y = tf.ones([4, 2]), {name: tf.zeros([4, 1]) for name in "ab"}
+    weight, share = {"a": tf.ones([4])}, tf.constant([4, 8], tf.int64)
+    y_pred = model(x)
+    weights = losses.weights_of_sum(model, y_pred, weight, share)
+    expected = 2 * model.compute_loss(x, y, y_pred, weight)
+    assert float(model.compute_loss(x, y, y_pred, weights)) == pytest.approx(float(expected))

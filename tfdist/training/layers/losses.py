@@ -237,17 +237,17 @@ def is_sum(model: tf.keras.Model) -> bool:
     return sums
 
 
-def weights_of_sum(sample_weight: Any, share: tf.Tensor) -> Any:
+def weights_of_sum(model: tf.keras.Model, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> Any:
     """Returns weights that turn the sum of a share into the mean share of the whole sum.
 
     Sums and means then go the same way from here on, and Keras reports the loss of one device.
     """
     rows, of = tf.cast(share[0], tf.float32), tf.cast(share[1], tf.float32)
     factor = tf.math.divide_no_nan(of, rows * keras.losses.loss_divisor())
-    if sample_weight is None:
-        return factor
+    if isinstance(sample_weight, Mapping):  # By name, perhaps for some outputs only.
+        sample_weight = {**dict.fromkeys(names_of_outputs(model, y_pred)), **sample_weight}
     return tf.nest.map_structure(
-        lambda weight: None if weight is None else tf.cast(weight, tf.float32) * factor,
+        lambda weight: factor if weight is None else tf.cast(weight, tf.float32) * factor,
         sample_weight,
     )
 
