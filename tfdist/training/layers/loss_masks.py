@@ -36,7 +36,7 @@ def found(model: tf.keras.Model, y: Any, y_pred: Any) -> tuple[list[tf.Tensor | 
     ignored = [losses.ignored_class(loss) for loss in losses.by_output(model, y_pred)]
     if all(each is None for each in ignored):
         return masks, y
-    labels = losses.spread(model, y, y_pred)
+    labels = losses.to_outputs(model, y, y_pred)
     # Outputs without labels have no loss: without a name, or the last ones of a list.
     for n, (number, label) in enumerate(zip(ignored, labels, strict=False)):
         if number is None or label is None:
@@ -89,7 +89,7 @@ def as_weights(
     """
     if all(mask is None for mask in masks):
         return sample_weight
-    given = losses.spread(model, sample_weight, y_pred)
+    given = losses.to_outputs(model, sample_weight, y_pred)
     weights = []
     outputs = tf.nest.flatten(y_pred)
     for output, mask, count, weight in zip(outputs, masks, all_counted, given, strict=True):

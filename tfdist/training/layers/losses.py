@@ -132,7 +132,8 @@ def _count_number(
     part = step_context.current().part
     may_be_one = y_pred.shape.rank == 1 or not is_keras_own(metric)
     if part is not None and sample_weight is None and may_be_one:
-        value = with_autograph(keras.losses.values_of(metric))(y_true, y_pred)
+        told = keras.losses.told_values(metric, y_true, y_pred)
+        value = with_autograph(keras.losses.values_of(metric))(*told)
         sample_weight = part if tf.convert_to_tensor(value).shape.rank == 0 else None
     return count(y_true, y_pred, sample_weight=sample_weight)
 
@@ -273,7 +274,7 @@ def by_output(model: tf.keras.Model, y_pred: Any) -> list[Any]:
     return [*compiled, *[None] * count][:count]
 
 
-def spread(model: tf.keras.Model, structure: Any, y_pred: Any) -> list[Any]:
+def to_outputs(model: tf.keras.Model, structure: Any, y_pred: Any) -> list[Any]:
     """Returns the labels or weights of each output, as tf.nest lays them flat, as Keras finds them.
 
     One tensor is that of all outputs; of names, those that are not there are None.
