@@ -110,6 +110,14 @@ def values_of(metric: Any) -> Callable[[Any, Any], Any]:
     return functools.partial(function_of(metric), **metric._fn_kwargs)
 
 
+def told_values(metric: Any, y: Any, y_pred: Any) -> list[Any]:
+    """Returns labels and outputs as the function of a ``MeanMetricWrapper`` gets them.
+
+    Keras 2 makes them of the metric's dtype: labels may be whole numbers.
+    """
+    return [y, y_pred] if IS_KERAS_3 else [tf.cast(each, metric.dtype) for each in (y, y_pred)]
+
+
 def build_metrics(model: tf.keras.Model, y_pred: Any, y: Any) -> None:
     """Makes the variables of compiled metrics of Keras 2, where they are not made.
 

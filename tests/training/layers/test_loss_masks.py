@@ -68,3 +68,48 @@ def test_a_class_of_ones_own_names_its_outputs_as_keras_does():
     assert losses.by_output(model, y_pred) == [_LEAVES_OUT]
     masks, _ = loss_masks.found(model, tf.constant(MASK), y_pred)
     np.testing.assert_array_equal(masks[0], MASK != 0)
+
+
+def _two_outputs(**options):
+    inputs = keras.Input((2,))
+    made = [layers.Dense(3, "softmax", name=name)(inputs) for name in ("mask", "kind")]
+    model = keras.Model(inputs, made)
+    model.compile("sgd", _LEAVES_OUT, **options)
+    return model
+
+
+def _in_two_shares(model, x, y, weight):
+    """Returns the loss of the whole, and the sum of the losses of its first row and the others."""
+    rows = [slice(0, 1), slice(1, None)]  # The first has no label that counts.
+    batch = (x, y) if weight is None else (x, y, weight)
+    parts = [tf.nest.map_structure(lambda t, r=r: t[r], batch) for r in rows]
+    parts = [keras.utils.unpack_x_y_sample_weight(part) for part in parts]
+    found = [loss_masks.found(model, y, model(x)) for x, y, _ in parts]
+    each = [loss_masks.counted(masks, model(x), lambda t, _: t) for masks, _ in found]
+    pairs = zip(*each, strict=True)
+    counted = [None if first is None else first + others for first, others in pairs]
+    total = 0.0
+    for (part, _, weights), (masks, labels) in zip(parts, found, strict=True):
+        share = tf.constant([len(part), len(x)], tf.int64)
+        y_pred = model(part)
+        weights = loss_masks.as_weights(model, masks, y_pred, weights, share, counted)
+        loss = model.compute_loss(part, labels, loss_masks.without_masks(y_pred), weights)
+        total += loss * len(part) / len(x)
+    return model.compute_loss(x, y, model(x), weight), total
+
+
+@pytest.mark.parametrize("y", [MASK, {"mask": MASK}, {"kind": KIND}], ids=["one", "mask", "kind"])
+@pytest.mark.parametrize("is_weighed", [False, True])
+def test_labels_of_several_outputs_and_weights_of_some(y, is_weighed):
+    """One tensor is that of all outputs; an output without a name has no loss, or no weights."""
+    model, x = _two_outputs(), tf.random.stateless_normal([4, 2], [1, 2])
+    weight = {"mask": tf.constant([1.0, 2.0, 3.0, 0.5])} if is_weighed else None
+    labels = tf.nest.map_structure(tf.constant, y)
+    expected, found = _in_two_shares(model, x, labels, weight)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_name_that_no_output_has_is_left_for_keras_to_refuse():
+    model, x = _two_outputs(), tf.ones([4, 2])
+    _, labels = loss_masks.found(model, {"mask": MASK, "other": KIND}, model(x))
+    assert set(labels) == {"mask", "other"}

@@ -121,3 +121,31 @@ def test_a_sum_beside_a_loss_of_ones_own_is_refused():
     assert losses.is_sum(built(Plain, loss=total))
     with pytest.raises(ModelError, match=r"must be a mean over rows.*reduction='sum'"):
         losses.is_sum(built(More, loss=total))
+
+
+def test_sums_count_outputs_whole_that_have_no_weights_by_name():
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, [keras.layers.Dense(1, name=name)(inputs) for name in "ab"])
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))
+    x, y = tf.ones([4, 2]), {name: tf.zeros([4, 1]) for name in "ab"}
+    weight, share = {"a": tf.ones([4])}, tf.constant([4, 8], tf.int64)
+    y_pred = model(x)
+    weights = losses.weights_of_sum(model, y_pred, weight, share)
+    expected = 2 * model.compute_loss(x, y, y_pred, weight)
+    assert float(model.compute_loss(x, y, y_pred, weights)) == pytest.approx(float(expected))
+
+
+def test_a_metric_of_ones_own_gets_labels_of_its_dtype_where_it_is_counted():
+    def error(y, y_pred):
+        return tf.reduce_mean(tf.abs(y - y_pred))
+
+    model = built(Plain, loss="mse", metrics=[error])
+    x, y = tf.ones([2, 2]), tf.constant([[1], [2]], tf.int64)
+    y_pred = model(x)
+    expected = error(tf.cast(y, tf.float32), y_pred)
+    model.compute_metrics(x, y, y_pred, None)  # It makes the metric.
+    binding = Binding(model, Alone())
+    losses.as_on_one_device(binding)
+    with losses.counted_as(tf.constant(0.5)):
+        found = model.compute_metrics(x, y, y_pred, None)
+    assert float(found["error"]) == pytest.approx(float(expected))

@@ -95,6 +95,16 @@ def test_metrics_that_are_functions_are_tried():
     assert coupled(built, spec) == ["metric 'summed'"]
 
 
+def root(y, y_pred):
+    return tf.sqrt(tf.reduce_mean(tf.square(y - y_pred)))
+
+
+def test_metrics_get_labels_of_their_dtype_and_one_that_breaks_hides_no_other():
+    built = model("mse")
+    built.compile("sgd", "mse", metrics=[breaks, root])
+    assert coupled(built, (_SPEC[0], tf.TensorSpec([None, 4], tf.int64))) == ["metric 'root'"]
+
+
 @pytest.mark.parametrize("function", [mean, of_rows])
 def test_one_number_cannot_be_weighed(function):
     built = model(None)

@@ -372,7 +372,8 @@ class MeshSteps:
     def _of_rank(self, y: Any, y_pred: Any, weight: Any, ranks: Ranks) -> tuple[Any, Any, Any]:
         """Returns labels, outputs and weights whose mean is this rank's part of that over all."""
         if losses.is_sum(self._model):
-            return y, y_pred, losses.weights_of_sum(weight, ranks.told)
+            weights = losses.weights_of_sum(self._model, y_pred, weight, ranks.told)
+            return y, y_pred, weights
         masks, labels = loss_masks.found(self._model, y, y_pred)
         counted = loss_masks.counted(masks, y_pred, lambda tensor, _: ranks.sum(tensor))
         weights = loss_masks.as_weights(self._model, masks, y_pred, weight, ranks.told, counted)

@@ -135,11 +135,11 @@ class Share:
             structure,
         )
 
-    def weights_of_sum(self, sample_weight: Any) -> Any:
+    def weights_of_sum(self, model: tf.keras.Model, y_pred: Any, sample_weight: Any) -> Any:
         """Returns weights with which the sum over the rows is shown as part of that of all."""
         if self.told is None:
             return sample_weight
-        return losses.weights_of_sum(sample_weight, self.told)
+        return losses.weights_of_sum(model, y_pred, sample_weight, self.told)
 
 
 def share_of(data: Any, ranks: Collective) -> tuple[Any, Share]:

@@ -247,7 +247,7 @@ class PipelineSteps:
         )
         added = [*regularization, *forward.activity_losses()]
         if self.loss_is_sum:
-            weights = share.weights_of_sum(sample_weight)
+            weights = share.weights_of_sum(model, y_pred, sample_weight)
 
         def update() -> tf.Tensor:
             model.compiled_loss(labels, y_pred, weights, regularization_losses=added or None)

@@ -34,35 +34,25 @@ def found(model: tf.keras.Model, y: Any, y_pred: Any) -> tuple[list[tf.Tensor | 
     outputs = tf.nest.flatten(y_pred)
     masks = [keras.tensors.mask_of(output) for output in outputs]
     ignored = [losses.ignored_class(loss) for loss in losses.by_output(model, y_pred)]
-    labels = _by_output(model, y, y_pred)
-    if len(labels) != len(outputs) or all(each is None for each in ignored):
+    if all(each is None for each in ignored):
         return masks, y
-    for n, number in enumerate(ignored):
-        if number is None:
+    labels = losses.to_outputs(model, y, y_pred)
+    # Outputs without labels have no loss: without a name, or the last ones of a list.
+    for n, (number, label) in enumerate(zip(ignored, labels, strict=False)):
+        if number is None or label is None:
             continue
-        is_left_out = tf.equal(tf.cast(labels[n], tf.int64), number)
-        another = tf.cast(1 if number == 0 else 0, labels[n].dtype)
-        labels[n] = tf.where(is_left_out, another, labels[n])
+        is_left_out = tf.equal(tf.cast(label, tf.int64), number)
+        another = tf.cast(1 if number == 0 else 0, label.dtype)
+        labels[n] = tf.where(is_left_out, another, label)
         counts = tf.logical_not(is_left_out)
         if counts.shape.rank == outputs[n].shape.rank:
             counts = tf.squeeze(counts, -1)
         masks[n] = counts if masks[n] is None else masks[n] & counts
-    if not _is_named_alone(y, y_pred):
-        return masks, tf.nest.pack_sequence_as(y, labels)
-    return masks, dict(zip(losses.names_of_outputs(model, y_pred), labels, strict=True))
-
-
-def _is_named_alone(structure: Any, y_pred: Any) -> bool:
-    """Whether labels or weights have names that Keras gives to a list of outputs."""
-    return isinstance(structure, Mapping) and not isinstance(y_pred, Mapping)
-
-
-def _by_output(model: tf.keras.Model, structure: Any, y_pred: Any) -> list[Any]:
-    """Returns labels or weights in the order of the outputs, as many as there are."""
-    if not _is_named_alone(structure, y_pred):
-        return tf.nest.flatten(structure)
-    names = losses.names_of_outputs(model, y_pred)
-    return [structure[name] for name in names] if set(names) == set(structure) else []
+    if not isinstance(y, Mapping):
+        return masks, tf.nest.pack_sequence_as(y if tf.nest.is_nested(y) else y_pred, labels)
+    named = zip(losses.names_of_outputs(model, y_pred), labels, strict=True)
+    # A name that no output has stays, for Keras to refuse it.
+    return masks, {**y, **{name: label for name, label in named if label is not None}}
 
 
 def counted(
@@ -99,9 +89,7 @@ def as_weights(
     """
     if all(mask is None for mask in masks):
         return sample_weight
-    given = _by_output(model, sample_weight, y_pred)
-    if len(given) != len(masks):
-        given = [sample_weight] * len(masks)
+    given = losses.to_outputs(model, sample_weight, y_pred)
     weights = []
     outputs = tf.nest.flatten(y_pred)
     for output, mask, count, weight in zip(outputs, masks, all_counted, given, strict=True):

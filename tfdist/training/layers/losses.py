@@ -132,7 +132,8 @@ def _count_number(
     part = step_context.current().part
     may_be_one = y_pred.shape.rank == 1 or not is_keras_own(metric)
     if part is not None and sample_weight is None and may_be_one:
-        value = with_autograph(keras.losses.values_of(metric))(y_true, y_pred)
+        told = keras.losses.told_values(metric, y_true, y_pred)
+        value = with_autograph(keras.losses.values_of(metric))(*told)
         sample_weight = part if tf.convert_to_tensor(value).shape.rank == 0 else None
     return count(y_true, y_pred, sample_weight=sample_weight)
 
@@ -237,17 +238,17 @@ def is_sum(model: tf.keras.Model) -> bool:
     return sums
 
 
-def weights_of_sum(sample_weight: Any, share: tf.Tensor) -> Any:
+def weights_of_sum(model: tf.keras.Model, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> Any:
     """Returns weights that turn the sum of a share into the mean share of the whole sum.
 
     Sums and means then go the same way from here on, and Keras reports the loss of one device.
     """
     rows, of = tf.cast(share[0], tf.float32), tf.cast(share[1], tf.float32)
     factor = tf.math.divide_no_nan(of, rows * keras.losses.loss_divisor())
-    if sample_weight is None:
-        return factor
+    if isinstance(sample_weight, Mapping):  # By name, perhaps for some outputs only.
+        sample_weight = {**dict.fromkeys(names_of_outputs(model, y_pred)), **sample_weight}
     return tf.nest.map_structure(
-        lambda weight: None if weight is None else tf.cast(weight, tf.float32) * factor,
+        lambda weight: factor if weight is None else tf.cast(weight, tf.float32) * factor,
         sample_weight,
     )
 
@@ -271,6 +272,18 @@ def by_output(model: tf.keras.Model, y_pred: Any) -> list[Any]:
     if not isinstance(compiled, (list, tuple)):
         return [compiled] * count
     return [*compiled, *[None] * count][:count]
+
+
+def to_outputs(model: tf.keras.Model, structure: Any, y_pred: Any) -> list[Any]:
+    """Returns the labels or weights of each output, as tf.nest lays them flat, as Keras finds them.
+
+    One tensor is that of all outputs; of names, those that are not there are None.
+    """
+    if isinstance(structure, Mapping):
+        return [structure.get(name) for name in names_of_outputs(model, y_pred)]
+    if tf.nest.is_nested(structure):
+        return tf.nest.flatten(structure)
+    return [structure] * len(tf.nest.flatten(y_pred))
 
 
 def names_of_outputs(model: tf.keras.Model, y_pred: Any) -> list[str]:

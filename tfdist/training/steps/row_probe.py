@@ -24,6 +24,7 @@ from tfdist.keras.losses import (
     compiled_metrics,
     compute_loss,
     metrics_by_output,
+    told_values,
     values_of,
     weighed_metrics,
 )
@@ -34,6 +35,7 @@ from tfdist.training.layers.losses import (
     name_of,
     names_of_outputs,
     own_functions,
+    to_outputs,
 )
 from tfdist.training.steps import layer_state, row_probe_layers, row_probe_steps
 from tfdist.training.steps.row_probe_model import (
@@ -211,18 +213,19 @@ def _outputs_measured(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> A
 
 def _metrics(model: tf.keras.Model, y: Any, y_pred: Any, *, is_weighed: bool) -> list[str]:
     names = names_of_outputs(model, y_pred)
-    labels = [y.get(name) for name in names] if isinstance(y, Mapping) else tf.nest.flatten(y)
+    labels = to_outputs(model, y, y_pred)
     weighed = weighed_metrics(model) if is_weighed else []
     each = zip(metrics_by_output(model, names), labels, tf.nest.flatten(y_pred), strict=True)
-    return [
-        f"metric '{metric.name}'"
-        for metrics, truth, prediction in each
-        for metric in metrics
-        if metric is not None
-        and truth is not None
-        and _may_see_rows(metric)
-        and _is_no_sum(metric, truth, prediction, is_weighed=any(metric is m for m in weighed))
-    ]
+    found = []
+    for metrics, truth, prediction in each:
+        for metric in metrics:
+            if metric is None or truth is None or not _may_see_rows(metric):
+                continue
+            is_weighed = any(metric is m for m in weighed)
+            with contextlib.suppress(Exception):  # Whatever a user's function does with such rows.
+                if _is_no_sum(metric, truth, prediction, is_weighed=is_weighed):
+                    found.append(f"metric '{metric.name}'")
+    return found
 
 
 def _may_see_rows(metric: Any) -> bool:
@@ -233,10 +236,10 @@ def _may_see_rows(metric: Any) -> bool:
 def _is_no_sum(metric: Any, truth: Any, prediction: Any, *, is_weighed: bool) -> bool:
     """Whether what replicas have counted, added up, is not what one device has counted."""
     if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
-        function = values_of(metric)
+        function, told = values_of(metric), told_values(metric, truth, prediction)
         # The sum of the weights would weigh it.
-        as_one = is_weighed and not tf.convert_to_tensor(function(truth, prediction)).shape.rank
-        return as_one or couples(function, truth, prediction)
+        as_one = is_weighed and not tf.convert_to_tensor(function(*told)).shape.rank
+        return as_one or couples(function, *told)
     fresh = _another(metric)
 
     def count(y: Any, y_pred: Any) -> list[np.ndarray]:

@@ -193,7 +193,7 @@ class SharedSteps:
         model = self._model
         is_own = losses.has_own_compute_loss(model)
         if losses.is_sum(model):
-            sample_weight = losses.weights_of_sum(sample_weight, share)
+            sample_weight = losses.weights_of_sum(model, y_pred, sample_weight, share)
         elif is_own:
             _refuse_masks(model, y_pred)
         else:
