@@ -126,7 +126,7 @@ def test_a_whole_part_is_not_made_again_and_a_damaged_one_is(asked, folder, monk
     with pytest.raises(OptionError, match="of another global batch size"):
         tfdist.predict(**{**given, "global_batch_size": 3}, resume=True)
     with monkeypatch.context() as padded:
-        padded.setattr(predicting, "_pad_to", lambda weights: "batch")
+        padded.setattr(predicting, "padding_of", lambda weights: "batch")
         with pytest.raises(OptionError, match="of another padding"):
             tfdist.predict(**given, resume=True)
     with pytest.raises(OptionError, match=r"at most as many parts.* found 1/7 of 23 records, in 6"):

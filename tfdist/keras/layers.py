@@ -53,7 +53,9 @@ def take_trainable(copy: tf.keras.Model, model: tf.keras.Model) -> None:
         return
     # The flag of a layer is given to all in it, which may have others: the inner ones come last.
     for place in sorted(range(len(ours)), key=lambda place: -len(layers_in(ours[place]))):
-        theirs[place].trainable = ours[place].trainable
+        # Keras 3 gives a flag to each weight, too, also to those that LoRA has frozen.
+        if theirs[place].trainable != ours[place].trainable:
+            theirs[place].trainable = ours[place].trainable
 
 
 def held_by(layer: tf.keras.layers.Layer, kind: type) -> list[Any]:

@@ -25,7 +25,9 @@ def decay_alike(given: Any, copy: Any, pairs: Pairs) -> None:
     """
     given, copy = inner_of(given), inner_of(copy)
     if kept := without_decay(given):
-        keys = [key_of(copy, new) for old, new in pairs if key_of(given, old) in kept]
+        # Keras 2 counts vocabularies among the weights: tables, which have no shape.
+        known = [(old, new) for old, new in pairs if hasattr(old, "shape")]
+        keys = [key_of(copy, new) for old, new in known if key_of(given, old) in kept]
         # Its own method takes no variables once it is built.
         copy._exclude_from_weight_decay = set(keys) if IS_KERAS_3 else keys
     if words := getattr(given, _WORDS, None):

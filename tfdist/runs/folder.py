@@ -117,7 +117,7 @@ class RunFolder:
             InUseError: another training is in it.
             WriteError: it cannot be written.
         """
-        checkpoint_files.check_path(self.path)
+        checkpoint_files.check_path(self.path.absolute())
         made = self._made()
         lock = None
         try:

@@ -15,7 +15,7 @@ import numpy as np
 
 import tfdist
 from tfdist.compat import import_tensorflow
-from tfdist.errors import ModelError
+from tfdist.errors import ModelError, OptionError
 from tfdist.launch.events import emit
 from tfdist.records.format.split_place import find_split
 from tfdist.records.reading.section import Section
@@ -57,6 +57,9 @@ def _built(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingDat
     emit({"event": "ready", "long": True})
     model = strategy.build(model_path.load(config["model"]))
     pad_to = config["pad_to"]
+    schema = find_split(Path(config["data"]))[2].schema
+    if not any(feature.is_ragged for feature in schema.features):
+        pad_to = None  # All have one length.
     if not strategy.takes_lengths:
         why = f"strategy '{strategy.name}' takes batches of one length"
     elif "output" in config and not _has_one_shape(model):
@@ -64,6 +67,12 @@ def _built(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingDat
     else:
         why = None
     if pad_to is not None and why is not None:
+        if config.get("section") is not None and not strategy.takes_lengths:
+            raise OptionError(
+                "parts of predictions must be padded alike, as the training padded",
+                received=why,
+                mend="Choose another strategy for all parts, such as single",
+            )
         pad_to = None
         if strategy.topology.is_chief:
             print(

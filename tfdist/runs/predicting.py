@@ -234,8 +234,8 @@ def training_data(weights: Path, trained_on: str | None) -> str | None:
     from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 
     def folder_of(given: str) -> str:
-        above = Path(given).parent
-        is_split = not os.path.isdir(given) and (above / MANIFEST_NAME).is_file()
+        above = Path(given).parent  # A split, whose files may lie in a folder of its own.
+        is_split = not (Path(given) / MANIFEST_NAME).is_file() and (above / MANIFEST_NAME).is_file()
         folder = str(above) if is_split else given
         load_manifest(folder)
         return folder

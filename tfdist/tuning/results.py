@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +37,9 @@ class Found:
     @property
     def best_folder(self) -> Path:
         """That of the best trial, with its model.keras; with folds in fold-0, fold-1, ..."""
-        return SearchFolder(self.folder).best
+        folder = SearchFolder(self.folder)
+        is_linked = self.best is None or os.path.lexists(folder.best)  # Not on each file system.
+        return folder.best if is_linked else folder.trial(self.best.number)
 
     @property
     def command(self) -> str:

@@ -235,6 +235,12 @@ def test_labels_and_masks_in_a_bucket(bucket, tmp_path, folder, are_here):
     with pytest.raises(DataError, match=re.escape(f"{bucket}/none.csv")) as caught:
         write(source, tmp_path / "none", labels=f"{bucket}/none.csv", **whole)
     assert "scratch" not in str(caught.value)
+    if not are_here:
+        for name in files.sizes():
+            if name.startswith("masks/"):
+                files.write(f"photos/{name}", files.read(name))
+        within = write(source, tmp_path / "within", masks=f"{source}/masks", **whole)
+        assert within.splits["train"].records == 6
 
 
 def test_a_source_in_a_bucket_is_gone_on_with_while_it_is_the_same(s3_server, tmp_path, folder):

@@ -98,17 +98,14 @@ def test_a_rate_that_is_set_between_fits_within_the_warm_up_is_told_too(capsys):
 
 
 def test_a_fixed_rate_cannot_climb_within_an_execution():
-    alone = strategy("single", warmup_epochs=2)
-    feed = alone.dataset((X, Y), global_batch_size=2)
     falling = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
-    for rate, is_refused in ((0.1, True), (falling, False)):
-        optimizer = keras.optimizers.SGD(rate)
-        model = alone.build(lambda one=optimizer: model_with(one, steps_per_execution=2))
+    for rate, replicas, is_refused in ((0.1, 2, True), (falling, 2, False), (0.1, 1, False)):
+        model = model_with(keras.optimizers.SGD(rate), steps_per_execution=2)
         found = contextlib.nullcontext()
         if is_refused:
             found = pytest.raises(OptionError, match="warmup_epochs=2 and steps_per_execution=2")
         with found:
-            model.fit(feed, epochs=1, verbose=0)
+            Scaling("linear", 2, replicas).check_executions(model)
 
 
 def test_a_rate_that_is_set_before_the_first_step_is_scaled_and_a_scheduler_is_not():
@@ -124,6 +121,19 @@ def test_a_rate_that_is_set_before_the_first_step_is_scaled_and_a_scheduler_is_n
     always = keras.callbacks.LearningRateScheduler(lambda epoch: 0.01)
     assert fit(model_with(keras.optimizers.SGD(0.1))) == pytest.approx(0.08)
     assert fit(model_with(keras.optimizers.SGD(0.1)), always) == pytest.approx(0.01)
+
+
+def test_a_loaded_model_is_scaled_once():
+    model = model_with(keras.optimizers.SGD(0.1))
+    model.fit(X, Y, 2, verbose=0)
+    scale = ScaleLearningRate(Scaling("linear", 0, 4), model.optimizer)
+    for _ in range(2):
+        scale.meet(model.optimizer)
+        scale.prepare(model.optimizer, 4)
+        assert float(model.optimizer.learning_rate.numpy()) == pytest.approx(0.4)
+        model.fit(X, Y, 2, verbose=0, callbacks=[scale])
+    scale.prepare(model.optimizer, 4, joins=True)
+    assert float(model.optimizer.learning_rate.numpy()) == pytest.approx(0.4)
 
 
 def test_a_rate_that_a_checkpoint_restores_within_the_warm_up_is_not_the_one_to_scale():

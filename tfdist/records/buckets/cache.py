@@ -259,7 +259,7 @@ def _made_root() -> Path:
             raise PermissionError(errno.EACCES, "not writable", str(root))
     except (OSError, RuntimeError) as error:  # A user without a home is a RuntimeError.
         raise OptionError(
-            "what lies behind a URL must have a folder of this machine to be fetched into",
+            "the cache must have a folder of this machine that can be written",
             received=f"an error: {error}",
             mend=f"Name one with the environment's {FOLDER_VARIABLE}",
         ) from error

@@ -37,8 +37,14 @@ def on_this_machine(
         if to_url is not None:
             cache.check_free(to_url)
             out = stack.enter_context(cache.scratch_folder()) / "shards"
+        whole = from_urls.pop("source", None)
+        if whole is not None:
+            given["source"] = str(stack.enter_context(cache.local_tree(whole)))
         for name, url in from_urls.items():
-            given[name] = str(stack.enter_context(cache.local_tree(url)))
+            if whole is not None and url.startswith(f"{whole}/"):
+                given[name] = os.path.join(given["source"], url[len(whole) + 1 :])
+            else:
+                given[name] = str(stack.enter_context(cache.local_tree(url)))
         source = given.pop("source")
         yield source, Path(out), given
         if to_url is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.keras.layers import take_trainable, variables_in
 from tfdist.keras.optimizer_copies import go_on
 from tfdist.training.layers.batch_norm import layers_of
 
@@ -54,6 +55,7 @@ def with_group_norm(model: tf.keras.Model) -> tf.keras.Model:
         return model
     try:
         copy = tf.keras.models.clone_model(model, clone_function=_replaced)
+        take_trainable(copy, model)
         copy.compile_from_config(model.get_compile_config())
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ModelError(
@@ -102,5 +104,5 @@ def _pairs(model: tf.keras.Model, copy: tf.keras.Model) -> list[tuple[Any, Any]]
             scales = [(getattr(before, name), getattr(after, name)) for name in ("gamma", "beta")]
             pairs += [(old, new) for old, new in scales if old is not None]
         else:
-            pairs += zip(before.weights, after.weights, strict=True)
+            pairs += zip(variables_in(before), variables_in(after), strict=True)
     return pairs

@@ -145,6 +145,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
             CheckpointError: no checkpoint can be read, or it is of another model or other data.
         """
         model, collective = binding.model, binding.collective
+        if collective.num_processes > 1:  # Others are told the whole path.
+            checkpoint_files.check_path(self.directory.absolute())
         self._binding = binding
         self._collective = collective
         self._last_call = last_call.LastCall(collective)

@@ -32,7 +32,7 @@ def check_path(folder: Path) -> None:
 
     It would then read, and remove, the files of other folders that the pattern names.
     """
-    path = str(folder.absolute())
+    path = str(folder)
     found = [character for character in "*?[\\" if character in path]
     if found:
         raise OptionError(

@@ -90,6 +90,7 @@ def as_weights(
     if all(mask is None for mask in masks):
         return sample_weight
     given = losses.to_outputs(model, sample_weight, y_pred)
+    given += [None] * (len(masks) - len(given))  # The last outputs of a list may have none.
     weights = []
     outputs = tf.nest.flatten(y_pred)
     for output, mask, count, weight in zip(outputs, masks, all_counted, given, strict=True):

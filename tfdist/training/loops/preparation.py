@@ -74,16 +74,20 @@ class Preparation:
             self._check(model)
         if self._is_untried():
             self._try_rows(feed.records.element_spec, feed.first_rows, tells=begun_at is None)
-        if self.scale is not None:
+        if self.scale is not None and begun_at is None:  # Else the others have told the rate.
             self.scale.meet(model.optimizer)
         keepers = keepers_among(callbacks)
         restores = any(keeper.resume for keeper in keepers)
         in_parts = bool(keepers) and keepers[0].meet(self._binding)
-        with self._binding.begun_slots(restores=restores, in_parts=in_parts):
+        with (
+            keras.steps.training_as_compiled(model),
+            self._binding.begun_slots(restores=restores, in_parts=in_parts),
+        ):
             start = self._begin_alike(feed, callbacks, begun_at)
         if self.scale is not None:
             tells = self._collective.is_chief and begun_at is None
-            self.scale.prepare(model.optimizer, feed.steps_per_epoch, tells=tells)
+            joins = begun_at is not None
+            self.scale.prepare(model.optimizer, feed.steps_per_epoch, tells=tells, joins=joins)
             if tells:
                 print(f"tfdist: {self._scaling.describe()}", flush=True)
         return start
@@ -168,7 +172,7 @@ class Preparation:
 
     def begin_slots(self) -> None:
         """Makes ready for steps that Keras' own loops take: slots may lie on the host."""
-        with self._binding.begun_slots():
+        with keras.steps.training_as_compiled(self._model), self._binding.begun_slots():
             pass
 
     def _begin_alike(self, feed: Feed, callbacks: Any, begun_at: Start | None) -> Start:

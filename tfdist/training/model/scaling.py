@@ -59,6 +59,8 @@ class Scaling:
         OptionError: a fixed rate would climb, which can be set between executions alone.
         """
         several = steps_per_execution(model)
+        if self.num_replicas == 1:  # It does not climb.
+            return
         if self.warmup_epochs and several > 1 and _schedule_of(model.optimizer) is None:
             raise OptionError(
                 "warmup_epochs must have one step an execution where the learning rate is one "
@@ -117,6 +119,8 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         self._is_climbing = False
         self._tells = False
         self._read(optimizer)
+        #: Of the model as it was built: one that was loaded has taken some.
+        self._first_step = int(_value(optimizer.iterations))
 
     def _read(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         if rate_of_last_step(optimizer) is None:
@@ -126,27 +130,36 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
                 mend="Leave them out, and give each of its optimizers the rate that it is to have",
             )
         self._optimizer = optimizer
+        self._first_step = 0
         self._schedule = _schedule_of(optimizer)
         self._base_rate = None if self._schedule else float(_value(optimizer.learning_rate))
         self._last_rate = self._base_rate  # That the last step of the warm-up was given.
         self._last_step = -1
 
     def prepare(
-        self, optimizer: tf.keras.optimizers.Optimizer, steps_per_epoch: int, *, tells: bool = False
+        self,
+        optimizer: tf.keras.optimizers.Optimizer,
+        steps_per_epoch: int,
+        *,
+        tells: bool = False,
+        joins: bool = False,
     ) -> None:
         """Must be called before the train step is traced.
 
         Args:
             tells: whether this process is the one that warns.
+            joins: whether others are in the middle of this fit, whose rate the optimizer has.
         """
         self._tells = tells
-        self.meet(optimizer)
+        if not joins:
+            self.meet(optimizer)
         step, warms_up = int(_value(optimizer.iterations)), bool(self._scaling.warmup_epochs)
         if step != self._last_step + 1:
             self._last_rate = None  # A checkpoint may have restored another one.
         self._steps_per_epoch = steps_per_epoch
         self._is_climbing = self._base_rate is not None and warms_up
-        if self._base_rate is not None and not warms_up and not step:
+        begins = step == self._first_step and not joins
+        if self._base_rate is not None and not warms_up and begins:
             optimizer.learning_rate = self._base_rate * self._scaling.factor
             self._last_rate = float(_value(optimizer.learning_rate))
         if self._schedule is not None:
@@ -162,7 +175,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
 
     def _was_set(self, optimizer: tf.keras.optimizers.Optimizer) -> bool:
         """Whether a user has set the rate since, before the first step."""
-        if self._base_rate is None or int(_value(optimizer.iterations)):
+        if self._base_rate is None or int(_value(optimizer.iterations)) != self._first_step:
             return False
         return float(_value(optimizer.learning_rate)) not in (self._base_rate, self._last_rate)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import sys
 from types import SimpleNamespace
 
@@ -357,6 +358,14 @@ def test_missing_values_of_a_column_are_no_values(tmp_path, size, kind):
     source.features = {"x": SimpleNamespace(dtype="float32"), "label": SimpleNamespace(dtype=kind)}
     with pytest.raises(DataError, match=r"'?label'?.*(None|missing|NaN|nan)"):
         write(source, tmp_path / "data", split="train=1", num_shards=1)
+
+
+def test_a_missing_value_in_a_late_list(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream_writer, "HEAD_BYTES", 1)
+    rows = iter([{"x": [True, False], "label": 0}, {"x": [True], "label": 1}] * 4)
+    rows = itertools.chain(rows, [{"x": [True, None], "label": 0}])
+    with pytest.raises(DataError, match=r"'x'.*record 8"):
+        write(rows, tmp_path / "data", split="train=1", num_shards=1)
 
 
 def test_two_datasets_of_one_split(tmp_path):

@@ -190,8 +190,9 @@ class _Values:
         is_text = feature.dtype == "string"
         wanted = np.dtype(object if is_text else feature.dtype)
         try:
-            # A missing value would become False.
-            part = np.asarray(value, wanted if is_text or _has_none(value) else self._cast)
+            if wanted.kind == "b" and _has_none(value):  # Which would become False.
+                raise TypeError("a missing value")
+            part = np.asarray(value, wanted if is_text else self._cast)
         except (ValueError, TypeError):  # Rows of unequal lengths, or a missing value.
             part = np.empty(())
         if feature.is_ragged and part.ndim:
@@ -332,12 +333,13 @@ def _cast(values: Any, dtype: str) -> Any:
     """Returns Python's numbers in the dtype that their source has for them."""
     if isinstance(values, np.ndarray):
         return values.astype(dtype, copy=False)
-    if _has_none(values):  # Which would become False: it is told by whoever makes a column of them.
+    if dtype == "bool" and _has_none(values):  # Which would become False.
         return values
     try:
         return np.asarray(values, dtype)
     except (ValueError, TypeError):
-        return [np.asarray(value, dtype) for value in values]
+        # What is missing is told by whoever makes a column of them.
+        return values if _has_none(values) else [np.asarray(value, dtype) for value in values]
 
 
 def _has_none(value: Any) -> bool:
