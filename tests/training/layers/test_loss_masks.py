@@ -70,6 +70,19 @@ def test_a_class_of_ones_own_names_its_outputs_as_keras_does():
     np.testing.assert_array_equal(masks[0], MASK != 0)
 
 
+def test_outputs_in_a_list_within_a_dict():
+    inputs = keras.Input((2,))
+    kinds = [layers.Dense(3, "softmax")(inputs) for _ in range(2)]
+    model = keras.Model(inputs, {"kinds": kinds, "mask": layers.Dense(3)(inputs)})
+    model.compile("sgd", _LEAVES_OUT)
+    labels = {"kinds": [KIND, KIND], "mask": MASK}
+    masks, counted = loss_masks.found(model, labels, model(tf.ones([4, 2])))
+    for mask, y in zip(masks, [KIND, KIND, MASK], strict=True):
+        np.testing.assert_array_equal(mask, y != 0)
+    np.testing.assert_array_equal(counted["kinds"], [[1, 1, 1, 2]] * 2)
+    np.testing.assert_array_equal(counted["mask"], [1, 1, 2, 1])
+
+
 def _two_outputs(**options):
     inputs = keras.Input((2,))
     made = [layers.Dense(3, "softmax", name=name)(inputs) for name in ("mask", "kind")]

@@ -50,9 +50,10 @@ def found(model: tf.keras.Model, y: Any, y_pred: Any) -> tuple[list[tf.Tensor | 
         masks[n] = counts if masks[n] is None else masks[n] & counts
     if not isinstance(y, Mapping):
         return masks, tf.nest.pack_sequence_as(y if tf.nest.is_nested(y) else y_pred, labels)
-    named = zip(losses.names_of_outputs(model, y_pred), labels, strict=True)
+    names = losses.names_of_outputs(model, y_pred)
+    named = zip(names, tf.nest.pack_sequence_as([*map(y.get, names)], labels), strict=True)
     # A name that no output has stays, for Keras to refuse it.
-    return masks, {**y, **{name: label for name, label in named if label is not None}}
+    return masks, {**y, **{name: of_name for name, of_name in named if name in y}}
 
 
 def counted(

@@ -280,7 +280,7 @@ def to_outputs(model: tf.keras.Model, structure: Any, y_pred: Any) -> list[Any]:
     One tensor is that of all outputs; of names, those that are not there are None.
     """
     if isinstance(structure, Mapping):
-        return [structure.get(name) for name in names_of_outputs(model, y_pred)]
+        structure = [structure.get(name) for name in names_of_outputs(model, y_pred)]
     if tf.nest.is_nested(structure):
         return tf.nest.flatten(structure)
     return [structure] * len(tf.nest.flatten(y_pred))
