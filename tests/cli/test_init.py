@@ -141,6 +141,18 @@ def test_it_is_written_whole_or_not_at_all(tfdist, tmp_path, monkeypatch, failur
     assert names(tmp_path) == set()
 
 
+def test_a_file_system_without_links(tfdist, tmp_path, monkeypatch):
+    assert tfdist("init", "with")[0] == 0
+
+    def refuse(source, target):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert tfdist("init", "without")[0] == 0
+    assert names(tmp_path / "without") == names(tmp_path / "with")
+    assert tfdist("init", "without")[0] == 0
+
+
 def test_the_files_lie_in_the_package():
     # As links in the checkout, as files in the wheel; nothing is there twice.
     package = resources.files("tfdist")

@@ -277,6 +277,21 @@ def test_one_task_and_sbatchs_own_step_are_no_ranks(told):
     assert jobs.Where(strategy="horovod").place is None
 
 
+def test_an_elastic_job_is_started_once(told):
+    told(SRUN)
+    where = jobs.Where(strategy="horovod", min_workers=1)
+    assert where.is_chief
+    with pytest.raises(OptionError, match=r"started once.*rank 2 of 3, told by slurm"):
+        where.job(["x"])
+
+
+@pytest.mark.parametrize("module", [mpi, gloo])
+def test_ranks_do_not_take_the_place_of_a_job_around_them(module):
+    config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
+    env = module.job(["x"], workers=2, environ=ENVIRON | {"TF_CONFIG": config}).env
+    assert "TF_CONFIG" not in env
+
+
 def test_ranks_do_not_share_a_strategy_of_one_process(told):
     told(SRUN)
     with pytest.raises(LaunchError, match=r"rank 2 of 3, told by slurm.*--workers 1"):

@@ -172,6 +172,10 @@ def test_a_choice_that_is_made_stays(gpus, choose, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert choose() == (Where(), [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    task = '"task": {"type": "evaluator", "index": 0}'
+    monkeypatch.setenv("TF_CONFIG", f'{{"cluster": {{"worker": ["a:1", "b:1"]}}, {task}}}')
+    assert choose() == (Where(), [])
+    monkeypatch.delenv("TF_CONFIG")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     assert choose() == (Where(), [])

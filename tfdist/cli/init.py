@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import click
 
 from tfdist.errors import OptionError, cannot_write
 
+# What systems say where a file system has no links.
+_WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 _EPILOG = """\b
 Examples:
   tfdist init digits
@@ -83,14 +86,27 @@ def _write(files: dict[str, bytes], folder: Path) -> list[str]:
                     (Path(staging) / str(number)).write_bytes(files[name])
                 for number, name in enumerate(missing):
                     _make_folders((folder / name).parent, made)
-                    # A link, unlike a rename, never takes the place of a file.
-                    os.link(Path(staging) / str(number), folder / name)
-                    made.append(folder / name)
+                    _put(Path(staging) / str(number), folder / name, made)
     except (FileExistsError, NotADirectoryError) as error:
         raise _in_the_way(Path(error.filename2 or error.filename)) from None
     except OSError as error:
         raise cannot_write(folder, error) from error
     return missing
+
+
+def _put(file: Path, to: Path, made: list[Path]) -> None:
+    """Gives a file its place, and never that of another; raises OSError."""
+    try:
+        # A link, unlike a rename, never takes the place of a file.
+        os.link(file, to)
+    except OSError as error:
+        if error.errno not in _WITHOUT_LINKS:
+            raise
+        with to.open("xb") as new:
+            made.append(to)
+            new.write(file.read_bytes())
+        return
+    made.append(to)
 
 
 def _is_there(path: Path, content: bytes) -> bool:

@@ -13,6 +13,8 @@ VARIABLE = "TFDIST_EVENTS"
 
 # A write of up to this many bytes into a pipe stays in one piece (PIPE_BUF).
 _ATOMIC_BYTES = 4096
+# What a part of a longer event may have.
+_PART_BYTES = 3500
 
 
 def emit(event: dict) -> None:
@@ -20,8 +22,9 @@ def emit(event: dict) -> None:
 
     Args:
         event: JSON-able, with a string "event" that names it, such as
-            ``{"event": "progress", "epoch": 0, "step": 12}``. At most 4 kB. With ``"long": True``
-            the silence after it may be longer: see ``Job.stall_timeout_s``.
+            ``{"event": "progress", "epoch": 0, "step": 12}``. At most 4 kB, but for
+            ``emit_numbers``. With ``"long": True`` the silence after it may be longer: see
+            ``Job.stall_timeout_s``.
     """
     if os.environ.get(VARIABLE) != "1":
         return
@@ -29,6 +32,41 @@ def emit(event: dict) -> None:
     assert len(line) <= _ATOMIC_BYTES, f"an event of {len(line)} bytes: {event['event']}"
     # The file descriptor, not sys.stdout: a notebook or a test may have replaced that object.
     os.write(1, line)
+
+
+def emit_numbers(event: dict, name: str) -> None:
+    """Does as ``emit`` with a dict of any size in ``event[name]``: a long one comes in parts.
+
+    All but the last say ``"more": True``; see ``Joined``.
+    """
+    left = list(event[name].items())
+    while True:
+        size = len(left)
+        while size > 1 and len(json.dumps(event | {name: dict(left[:size])})) > _PART_BYTES:
+            size = size * 3 // 4
+        part, left = dict(left[:size]), left[size:]
+        emit(event | {name: part} | ({"more": True} if left else {}))
+        if not left:
+            return
+
+
+class Joined:
+    """Puts the parts of events together, those of each rank by itself."""
+
+    def __init__(self) -> None:
+        self._begun: dict[tuple[int, str], dict] = {}
+
+    def __call__(self, rank: int, event: dict) -> dict | None:
+        """Returns the whole event; None where more of it is to come."""
+        place = rank, event["event"]
+        before = self._begun.pop(place, {})
+        for name, value in event.items():
+            is_begun = isinstance(value, dict) and isinstance(before.get(name), dict)
+            before[name] = before[name] | value if is_begun else value
+        if before.pop("more", False):
+            self._begun[place] = before
+            return None
+        return before
 
 
 def split(line: str) -> tuple[str, dict | None]:

@@ -100,7 +100,7 @@ class Where:
 
         None when it is the only one, and where processes are asked for anew.
         """
-        if (self.workers, self.hosts, self.controller) != (None, None, None):
+        if self.is_elastic or (self.workers, self.hosts, self.controller) != (None, None, None):
             return None
         place = topology.current()
         return place if place.world_size > 1 else None
@@ -215,6 +215,12 @@ def _refuse_elastic(spec: Spec, where: Where) -> None:
             "elastic",
             received="no --min-workers",
             mend="Give --min-workers, the number that the job can go on with",
+        )
+    if (place := topology.current()).world_size > 1:
+        raise OptionError(
+            "an elastic job must be started once, as it starts its workers itself",
+            received=f"rank {place.rank} of {place.world_size}, told by {place.launcher}",
+            mend="Leave srun or mpirun out",
         )
     if where.hosts is not None:
         raise OptionError(

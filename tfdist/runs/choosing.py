@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tfdist import topology
 from tfdist.errors import TfdistError
 from tfdist.launch.jobs import Where, of_several
 from tfdist.planning.advice import Advice, advise, fits_on_one, gigabytes
@@ -33,7 +35,8 @@ def fitting(where: Where, model: str, rows: int, tell: Callable[[str], None]) ->
     Raises:
         TfdistError: no job can be started so.
     """
-    if where.strategy != "auto" or where.place is not None or not visible_gpus():
+    is_evaluator = topology.is_evaluator(os.environ)  # It has no place among the others.
+    if where.strategy != "auto" or is_evaluator or where.place is not None or not visible_gpus():
         return where
     where.job([])  # What cannot be started is refused before anything is traced.
     try:

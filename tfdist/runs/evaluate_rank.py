@@ -13,7 +13,7 @@ from typing import Any
 import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.errors import CheckpointError, DataError, LaunchError, WriteError
-from tfdist.launch.events import emit
+from tfdist.launch.events import emit, emit_numbers
 from tfdist.runs import fitting, ranks, requested_callbacks
 from tfdist.runs.epoch_rows import numbers
 from tfdist.runs.files import read_rows, write_history
@@ -158,7 +158,7 @@ def evaluate(config: dict[str, Any]) -> None:
                 found = model.evaluate(data, verbose=0, return_dict=True)
                 row = {"epoch": epoch, "step": step, **numbers(found)}
                 _keep(folder, row)
-                emit({"event": "evaluated", "row": row, "path": str(path)})
+                emit_numbers({"event": "evaluated", "row": row, "path": str(path)}, "row")
             if watch.took(epoch):
                 break
     emit({"event": "done", "long": True})

@@ -16,7 +16,7 @@ import numpy as np
 import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.errors import ModelError, OptionError
-from tfdist.launch.events import emit
+from tfdist.launch.events import emit, emit_numbers
 from tfdist.records.format.split_place import find_split
 from tfdist.records.reading.section import Section
 from tfdist.runs import prediction_table, ranks
@@ -121,7 +121,8 @@ def evaluate(config: dict[str, Any]) -> None:
         found = model.evaluate(data, verbose=0, return_dict=True, callbacks=[progress])
         if strategy.topology.is_chief:
             records = manifest.splits[split].records
-            emit({"event": "found", "metrics": numbers(found), "records": records})
+            told = {"event": "found", "metrics": numbers(found), "records": records}
+            emit_numbers(told, "metrics")
         strategy.from_chief(None)  # None ends, and is taken for lost, before the chief has told.
 
 

@@ -124,7 +124,12 @@ def run(
         job.env[_IS_RANK] = "1"
         return job
 
-    def take(rank: int, event: dict) -> None:
+    joined = events.Joined()
+
+    def take(rank: int, part: dict) -> None:
+        event = joined(rank, part)
+        if event is None:
+            return
         if event["event"] == "mistake":
             mistakes[rank] = event
         elif event["event"] == "left alone":

@@ -13,7 +13,7 @@ from typing import Any
 import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
-from tfdist.launch.events import emit
+from tfdist.launch.events import emit, emit_numbers
 from tfdist.runs import meters, ranks
 from tfdist.runs.epoch_rows import EpochRows, numbers
 from tfdist.runs.files import read_rows, write_history, write_json
@@ -76,7 +76,7 @@ class _Report(EpochRows):
             rows = [*(other for other in before if other["epoch"] < row["epoch"]), row]
             write_history(self._folder.history, rows)
         emit({"event": "resources", "epoch": row["epoch"], **self._use.take()})
-        emit({"event": "epoch", "row": row, "step_ms": self.step_ms()})
+        emit_numbers({"event": "epoch", "row": row, "step_ms": self.step_ms()}, "row")
 
     def _tell(self, step: int | None, **more: float) -> None:
         now = time.perf_counter()
