@@ -97,7 +97,7 @@ def several_steps_per_execution(strategy, folder):
         np.testing.assert_allclose(found, one_device.predict(rows[:count], verbose=0), atol=1e-5)
 
 
-@scenario(long=True)
+@scenario("multi_worker", "keras_3", long=True)
 def callbacks_that_write_leave_one_of_each_file(strategy, folder):
     model = strategy.build(model_fn)
     model.fit(
@@ -124,7 +124,7 @@ def callbacks_that_write_leave_one_of_each_file(strategy, folder):
 def saving_by_keras_own_method_keeps_the_chiefs_file(strategy, folder):
     model = strategy.build(model_fn)
     model.save(folder / f"{strategy.topology.rank}.keras")
-    model.save_weights(folder / f"{strategy.topology.rank}.weights.h5")
+    model.save_weights(filepath=folder / f"{strategy.topology.rank}.weights.h5")
     strategy.from_chief(None)
     assert {path.name for path in folder.iterdir()} == {"0.keras", "0.weights.h5"}
 

@@ -9,13 +9,17 @@ import tensorflow as tf
 from scenario_plugin import Job
 
 import tfdist
+from tfdist.compat.keras import VARIABLE
 from tfdist.errors import OptionError
 from tfdist.strategies.multi_worker.cluster import Cluster
 from tfdist.strategies.multi_worker.strategy import check_place
 from tfdist.topology import Topology, from_environ, tf_config
 
 SCENARIOS = "multi_worker_scenarios.py"
-JOBS = {"multi_worker": Job("multi_worker", {"stall_timeout_s": 3}, ranks=2)}
+JOBS = {
+    "multi_worker": Job("multi_worker", {"stall_timeout_s": 3}, ranks=2),
+    "keras_3": Job("multi_worker", ranks=2, env={VARIABLE: "0"}, only_named=True),
+}
 
 
 @pytest.mark.parametrize(

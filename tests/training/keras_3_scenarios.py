@@ -733,6 +733,51 @@ def averages_of_weights_end_the_last_epoch_alone(strategy, folder):
     )
 
 
+@scenario("single")
+def rates_that_are_functions_and_steps_that_are_not_applied(strategy, folder):
+    feed = strategy.dataset((X[:48], Y[:48]), global_batch_size=GLOBAL_BATCH_SIZE)
+    model = strategy.build(partial(mlp, optimizer=lambda: keras.optimizers.SGD(lambda: 0.1)))
+    assert model.fit(feed, verbose=0).history["learning_rate"] == [pytest.approx(0.1)]
+
+    def of_two() -> keras.optimizers.Optimizer:
+        falling = keras.optimizers.schedules.PolynomialDecay(0.1, 10, 0.0)
+        return keras.optimizers.SGD(falling, gradient_accumulation_steps=2)
+
+    model = strategy.build(partial(mlp, optimizer=of_two))
+    assert model.fit(feed, verbose=0).history["learning_rate"] == [pytest.approx(0.07)]
+
+
+@scenario("mirrored")
+def what_a_given_model_has_beside_its_weights(strategy, folder):
+    class Seen(layers.Layer):
+        def __init__(self, **options: Any):
+            super().__init__(**options)
+            shared = {
+                "synchronization": tf.VariableSynchronization.ON_READ,
+                "aggregation": tf.VariableAggregation.MEAN,
+            }
+            self.seen = tf.Variable(0.0, trainable=False, **shared)
+
+        def call(self, x: Any) -> Any:
+            return x + self.seen
+
+    inputs = keras.Input((6,))
+    heads = [layers.Dense(1, name=name)(Seen(name=f"seen_{name}")(inputs)) for name in "ab"]
+    model = keras.Model(inputs, heads)
+    model.compile("sgd", ["mse", "mse"], metrics=[["mae"], ["mae"]])
+    model.get_layer("seen_a").seen.assign(5.0)
+    built = strategy.build(model)
+    seen = [
+        [float(layer.seen.numpy()) for layer in each.layers if hasattr(layer, "seen")]
+        for each in (model, built)
+    ]
+    assert seen[0] == seen[1]
+    assert sorted(seen[1]) == [0, 5]
+    rows = X[:8], [X[:8, :1], X[:8, 1:2]]
+    given, expected = built.test_on_batch(*rows), model.test_on_batch(*rows)
+    np.testing.assert_allclose(given, expected, rtol=1e-5)  # In the order of Keras, too.
+
+
 @scenario("mirrored", "horovod")
 def an_optimizer_of_several(strategy, folder):
     def optimizer() -> keras.optimizers.Optimizer:

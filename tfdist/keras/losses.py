@@ -69,6 +69,11 @@ def metrics_in_files(model: tf.keras.Model) -> list[Any]:
     return [] if IS_KERAS_3 else model.metrics
 
 
+def in_order(model: tf.keras.Model, results: dict[str, Any]) -> Any:
+    """Returns results as ``train_on_batch`` of Keras 3 lists them; the only one by itself."""
+    return model._flatten_metrics_in_order(results)
+
+
 def told_names(model: tf.keras.Model) -> list[str] | None:
     """Returns the names of the results of ``model``; None of Keras 3, which tells none."""
     return None if IS_KERAS_3 else model.metrics_names

@@ -42,6 +42,11 @@ def inner_of(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
+def steps_of(optimizer: Any) -> tf.Variable:
+    """Returns how many steps ``optimizer`` has seen: Keras 3 tells of those that it has applied."""
+    return inner_of(optimizer)._iterations if IS_KERAS_3 else optimizer.iterations
+
+
 def compiling(model: tf.keras.Model) -> contextlib.AbstractContextManager:
     """Returns what encloses a compilation: Keras 3 does not enter the scope of ``model`` itself."""
     return model.distribute_strategy.scope() if IS_KERAS_3 else contextlib.nullcontext()

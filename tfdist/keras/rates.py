@@ -7,9 +7,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.keras.optimizers import inner_of, parts_of
+from tfdist.keras.optimizers import inner_of, parts_of, steps_of
 from tfdist.keras.trackables import optimizers_of
 from tfdist.keras.version import IS_KERAS_3
+
+_SCHEDULE = tf.keras.optimizers.schedules.LearningRateSchedule
+
+
+def is_fixed(optimizer: Any) -> bool:
+    """Whether the learning rate is a number: no schedule, and no function as Keras 3 takes one."""
+    rate = given_learning_rate(optimizer)
+    return isinstance(rate, tf.Variable) or not callable(rate)
 
 
 def rate_of_last_step(optimizer: Any) -> Any:
@@ -21,8 +29,8 @@ def rate_of_last_step(optimizer: Any) -> Any:
         return None
     rate = optimizer.learning_rate
     schedule = given_learning_rate(optimizer)
-    if IS_KERAS_3 and callable(schedule):  # Keras 3 tells that of the next step.
-        return schedule(tf.maximum(tf.convert_to_tensor(optimizer.iterations) - 1, 0))
+    if IS_KERAS_3 and isinstance(schedule, _SCHEDULE):  # Keras 3 tells that of the next step.
+        return schedule(tf.maximum(tf.convert_to_tensor(steps_of(optimizer)) - 1, 0))
     # Legacy optimizers give the schedule itself.
     return rate(optimizer.iterations) if callable(rate) else rate
 

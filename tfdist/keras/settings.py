@@ -9,6 +9,9 @@ import tensorflow as tf
 from tfdist.compat import keras_source
 from tfdist.keras.version import IS_KERAS_3
 
+#: Whether TensorBoard writes where it is told to on workers that are not the chief, too.
+WRITES_WHERE_TOLD = IS_KERAS_3
+
 
 def set_policy(policy: Any) -> None:
     """Sets the types that layers compute in; None follows ``floatx``, which Keras 3 does once."""

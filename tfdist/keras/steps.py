@@ -49,6 +49,12 @@ def forget_functions(model: tf.keras.Model) -> None:
     model.train_function = model.test_function = model.predict_function = None
 
 
+def forget_first_epoch(model: tf.keras.Model) -> None:
+    """Has a fit begin where it is told to: Keras 3's BackupAndRestore leaves its own place."""
+    if IS_KERAS_3:
+        model._initial_epoch = None
+
+
 def forget_validation(model: tf.keras.Model) -> None:
     """Has Keras begin the next validation anew: it keeps its data when one was broken off."""
     model._eval_data_handler = None

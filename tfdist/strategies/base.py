@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -310,12 +311,18 @@ def clone(model: tf.keras.Model) -> tf.keras.Model:
 
     from tfdist.keras.layers import take_trainable
     from tfdist.keras.optimizer_copies import go_on
+    from tfdist.keras.seeds import seeds_in
+    from tfdist.keras.trackables import unknown_variables
 
     try:
         copy = tf.keras.models.clone_model(model)
         take_trainable(copy, model)
         copy.set_weights(model.get_weights())
         copy.compile_from_config(model.get_compile_config())
+        # Keras 3 counts neither among the weights.
+        for kind in (partial(unknown_variables, shared=True), seeds_in):
+            for old, new in zip(kind(model), kind(copy), strict=True):
+                new.assign(tf.convert_to_tensor(old))
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ModelError(
             "a model that was made outside of this strategy must be one that Keras can copy",

@@ -217,8 +217,9 @@ def _written_aside(save: Callable) -> Callable:
     """Returns ``save`` for a process that must read its part of the model, and keeps no file."""
 
     @functools.wraps(save)
-    def aside(path: Any, *args: Any, **options: Any) -> None:
+    def aside(*args: Any, **options: Any) -> None:
+        path, *rest = args or [options.pop("filepath")]
         with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-            save(os.path.join(folder, os.path.basename(path)), *args, **options)
+            save(os.path.join(folder, os.path.basename(path)), *rest, **options)
 
     return aside

@@ -128,6 +128,8 @@ class RunsAndBatches(Runs):
         }
         if return_dict:
             return results
+        if keras.losses.told_names(model) is None:
+            return keras.losses.in_order(model, results)
         known = [name for name in metric_names(model) if name in results]
         listed = [results[name] for name in (*known, *sorted(set(results) - set(known)))]
         return listed[0] if len(listed) == 1 else listed

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import tempfile
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import OptionError
+from tfdist.keras.settings import WRITES_WHERE_TOLD
 from tfdist.training.checkpoints.checkpoint import keepers_among
 from tfdist.training.checkpoints.survival import Survival
 from tfdist.training.engine.binding import Binding
@@ -78,11 +81,21 @@ def for_process(
     if collective.is_chief:
         return list(callbacks)
     left_out = _CHIEF_ONLY if collective.reads_together else (*_CHIEF_ONLY, *_READERS)
+    for callback in callbacks if collective.reads_together else ():
+        _write_aside(callback)
     if gathers_slots:
         left_out = tuple(
             kind for kind in left_out if kind is not tf.keras.callbacks.ModelCheckpoint
         )
     return [c for c in callbacks if not isinstance(c, left_out) and not is_on_chief(c)]
+
+
+def _write_aside(callback: Any) -> None:
+    """Has a TensorBoard write into a folder that is removed, as that of Keras 2 does itself."""
+    if WRITES_WHERE_TOLD and isinstance(callback, tf.keras.callbacks.TensorBoard):
+        folder = tempfile.TemporaryDirectory(prefix="tfdist-")
+        callback.log_dir = folder.name
+        weakref.finalize(callback, folder.cleanup)
 
 
 def _refuse_readers_of_the_chief(

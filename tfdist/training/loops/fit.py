@@ -210,6 +210,7 @@ class Runs:
                 batches = self._reader.batches(begun, first, last, skip_steps, chain.callbacks)
                 if not self._binding.takes_body:
                     eager_variables.make_known_metrics(model, feed.records.element_spec)
+                keras.steps.forget_first_epoch(model)
                 with keras.optimizers.finalized_if(chain.ends, model.optimizer):
                     self._keras_fit(
                         batches,

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.keras.optimizers import inner_of
-from tfdist.keras.rates import given_learning_rate
+from tfdist.keras.rates import is_fixed
 from tfdist.keras.steps import steps_per_execution
 from tfdist.keras.trackables import optimizers_of
 from tfdist.training.checkpoints.growing_batch import GrowingBatch
@@ -23,7 +23,6 @@ from tfdist.training.feed.keras_feed import GivenFeed
 from tfdist.training.steps.custom_steps import own_steps
 from tfdist.training.steps.gradient_noise import GradientNoise
 
-_SCHEDULE = tf.keras.optimizers.schedules.LearningRateSchedule
 _SGD = (tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD)
 
 
@@ -272,7 +271,7 @@ def _check_rate(binding: Binding) -> None:
     model, received = binding.model, None
     if len(optimizers_of(model)) > 1:
         received = f"{len(optimizers_of(model))} optimizers"
-    elif isinstance(given_learning_rate(model.optimizer), _SCHEDULE):
+    elif not is_fixed(model.optimizer):
         received = "a schedule"
     elif steps_per_execution(model) > 1:
         received = f"steps_per_execution={steps_per_execution(model)}"

@@ -14,7 +14,8 @@ import tensorflow as tf
 import wrapt
 
 from tfdist.errors import OptionError, unknown_choice
-from tfdist.keras.rates import given_learning_rate, rate_of_last_step
+from tfdist.keras.optimizers import steps_of
+from tfdist.keras.rates import given_learning_rate, is_fixed, rate_of_last_step
 from tfdist.keras.steps import steps_per_execution
 
 RULES = ("linear", "sqrt")
@@ -120,7 +121,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         self._tells = False
         self._read(optimizer)
         #: Of the model as it was built: one that was loaded has taken some.
-        self._first_step = int(_value(optimizer.iterations))
+        self._first_step = int(_value(steps_of(optimizer)))
 
     def _read(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         if rate_of_last_step(optimizer) is None:
@@ -128,6 +129,12 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
                 "lr_scaling and warmup_epochs must go with an optimizer of one learning rate",
                 received=type(optimizer).__name__,
                 mend="Leave them out, and give each of its optimizers the rate that it is to have",
+            )
+        if not is_fixed(optimizer) and _schedule_of(optimizer) is None:
+            raise OptionError(
+                "lr_scaling and warmup_epochs must go with a number or a schedule",
+                received="a function for the learning rate",
+                mend="Give keras.optimizers.schedules, or leave them out",
             )
         self._optimizer = optimizer
         self._first_step = 0
@@ -153,7 +160,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         self._tells = tells
         if not joins:
             self.meet(optimizer)
-        step, warms_up = int(_value(optimizer.iterations)), bool(self._scaling.warmup_epochs)
+        step, warms_up = int(_value(steps_of(optimizer))), bool(self._scaling.warmup_epochs)
         if step != self._last_step + 1:
             self._last_rate = None  # A checkpoint may have restored another one.
         self._steps_per_epoch = steps_per_epoch
@@ -175,7 +182,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
 
     def _was_set(self, optimizer: tf.keras.optimizers.Optimizer) -> bool:
         """Whether a user has set the rate since, before the first step."""
-        if self._base_rate is None or int(_value(optimizer.iterations)) != self._first_step:
+        if self._base_rate is None or int(_value(steps_of(optimizer))) != self._first_step:
             return False
         return float(_value(optimizer.learning_rate)) not in (self._base_rate, self._last_rate)
 
@@ -183,7 +190,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         if not self._is_climbing:  # Reading the step would hold up the device in each one.
             return
         optimizer = self.model.optimizer
-        step = int(_value(optimizer.iterations))
+        step = int(_value(steps_of(optimizer)))
         self._is_climbing = step <= self._scaling.warmup_epochs * self._steps_per_epoch
         if self._is_climbing:
             self._tell_of_others(optimizer)

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from tfdist.errors import OptionError
 from tfdist.keras.optimizers import inner_of
-from tfdist.keras.rates import given_learning_rate
+from tfdist.keras.rates import is_fixed
 from tfdist.keras.trackables import optimizers_of
-
-_SCHEDULE = tf.keras.optimizers.schedules.LearningRateSchedule
 
 
 def with_learning_rate(model_fn: Callable[[], Any], rate: float) -> Callable[[], Any]:
@@ -32,7 +28,7 @@ def with_learning_rate(model_fn: Callable[[], Any], rate: float) -> Callable[[],
         found = None
         if len(optimizers_of(model)) > 1:
             found = f"model '{model.name}' with {len(optimizers_of(model))} optimizers"
-        elif isinstance(given_learning_rate(model.optimizer), _SCHEDULE):
+        elif not is_fixed(model.optimizer):
             found = f"model '{model.name}' with a schedule"
         if found is not None:
             raise OptionError(
