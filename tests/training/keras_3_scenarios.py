@@ -766,6 +766,7 @@ def what_a_given_model_has_beside_its_weights(strategy, folder):
     model = keras.Model(inputs, heads)
     model.compile("sgd", ["mse", "mse"], metrics=[["mae"], ["mae"]])
     model.get_layer("seen_a").seen.assign(5.0)
+    model.temperature = tf.Variable(1.0)  # A user's own, which no copy has.
     built = strategy.build(model)
     seen = [
         [float(layer.seen.numpy()) for layer in each.layers if hasattr(layer, "seen")]

@@ -31,7 +31,7 @@ def job(
     places = hosts.parse(on_hosts)
     hosts.check_slots(workers, places)
     horovodrun = programs.find("horovodrun", "the Gloo controller", environ)
-    env = topology.alone(programs.rank_environment(environ))  # Not those of a job around it.
+    env = topology.without_places(programs.rank_environment(environ))
     env[events.VARIABLE] = "1"
     is_local = all(place.is_local for place in places)
     rank = [sys.executable, "-m", "tfdist.launch.rank", "--", *command]

@@ -216,7 +216,7 @@ def _refuse_elastic(spec: Spec, where: Where) -> None:
             received="no --min-workers",
             mend="Give --min-workers, the number that the job can go on with",
         )
-    if (place := topology.current()).world_size > 1:
+    if (place := topology.current()).launcher in ("slurm", "mpi") and place.world_size > 1:
         raise OptionError(
             "an elastic job must be started once, as it starts its workers itself",
             received=f"rank {place.rank} of {place.world_size}, told by {place.launcher}",

@@ -38,7 +38,7 @@ def job(
     places = hosts.parse(on_hosts)
     hosts.check_slots(workers, places)
     mpirun = programs.find("mpirun", "the MPI controller", environ)
-    env = topology.alone(programs.rank_environment(environ))  # Not those of a job around it.
+    env = topology.without_places(programs.rank_environment(environ))
     env[events.VARIABLE] = "1"
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

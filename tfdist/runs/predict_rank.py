@@ -107,7 +107,7 @@ def predict(config: dict[str, Any]) -> None:
             else:
                 _write(path, outputs)
             told = {name: [list(rows.shape), rows.dtype.name] for name, rows in outputs.items()}
-            emit({"event": "predicted", "outputs": told})
+            emit_numbers({"event": "predicted", "outputs": told}, "outputs")
         strategy.from_chief(None)  # None ends, and is taken for lost, while the chief writes.
 
 

@@ -309,7 +309,7 @@ def clone(model: tf.keras.Model) -> tf.keras.Model:
     """
     import tensorflow as tf
 
-    from tfdist.keras.layers import take_trainable
+    from tfdist.keras.layers import held_by, take_trainable
     from tfdist.keras.optimizer_copies import go_on
     from tfdist.keras.seeds import seeds_in
     from tfdist.keras.trackables import unknown_variables
@@ -320,9 +320,14 @@ def clone(model: tf.keras.Model) -> tf.keras.Model:
         copy.set_weights(model.get_weights())
         copy.compile_from_config(model.get_compile_config())
         # Keras 3 counts neither among the weights.
+        own = {
+            id(variable) for variable in held_by(model, tf.Variable)
+        }  # A copy has none of these.
         for kind in (partial(unknown_variables, shared=True), seeds_in):
-            for old, new in zip(kind(model), kind(copy), strict=True):
-                new.assign(tf.convert_to_tensor(old))
+            olds, news = [one for one in kind(model) if id(one) not in own], kind(copy)
+            if [one.shape for one in olds] == [one.shape for one in news]:
+                for old, new in zip(olds, news, strict=True):
+                    new.assign(tf.convert_to_tensor(old))
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ModelError(
             "a model that was made outside of this strategy must be one that Keras can copy",

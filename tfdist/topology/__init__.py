@@ -117,8 +117,14 @@ def current() -> Topology:
 
 def alone(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns ``environ`` without what makes a process one of several."""
-    marks = ["TF_CONFIG", *(names[0] for names in _LAUNCHERS.values())]
-    marks += [*elastic.MARKS, *aws.MARKS, *slurm.MARKS]
+    marks = [*aws.MARKS, *slurm.MARKS]
+    left = without_places(environ)
+    return {name: value for name, value in left.items() if name not in marks}
+
+
+def without_places(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns ``environ`` without what a rank would take for its place before MPI's or Gloo's."""
+    marks = ["TF_CONFIG", *elastic.MARKS, *(names[0] for names in _LAUNCHERS.values())]
     return {name: value for name, value in environ.items() if name not in marks}
 
 

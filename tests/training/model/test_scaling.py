@@ -123,17 +123,15 @@ def test_a_rate_that_is_set_before_the_first_step_is_scaled_and_a_scheduler_is_n
     assert fit(model_with(keras.optimizers.SGD(0.1)), always) == pytest.approx(0.01)
 
 
-def test_a_loaded_model_is_scaled_once():
-    model = model_with(keras.optimizers.SGD(0.1))
+def test_a_loaded_model_keeps_its_rate_and_says_so(capsys):
+    model = model_with(keras.optimizers.SGD(0.4))
     model.fit(X, Y, 2, verbose=0)
     scale = ScaleLearningRate(Scaling("linear", 0, 4), model.optimizer)
-    for _ in range(2):
+    for told in (1, 0):
         scale.meet(model.optimizer)
-        scale.prepare(model.optimizer, 4)
+        scale.prepare(model.optimizer, 4, tells=True)
+        assert capsys.readouterr().out.count("stays 0.4") == told
         assert float(model.optimizer.learning_rate.numpy()) == pytest.approx(0.4)
-        model.fit(X, Y, 2, verbose=0, callbacks=[scale])
-    scale.prepare(model.optimizer, 4, joins=True)
-    assert float(model.optimizer.learning_rate.numpy()) == pytest.approx(0.4)
 
 
 def test_a_rate_that_a_checkpoint_restores_within_the_warm_up_is_not_the_one_to_scale():

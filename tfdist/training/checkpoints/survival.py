@@ -25,7 +25,6 @@ from tfdist.errors import LaunchError
 from tfdist.keras.layers import variables_in
 from tfdist.keras.loss_scale import loss_scale_state
 from tfdist.keras.optimizers import variables_of
-from tfdist.keras.rates import rate_variables_of
 from tfdist.keras.seeds import seeds_in
 from tfdist.keras.steps import forget_functions, forget_validation
 from tfdist.training.checkpoints import callback_state, elastic_snapshot
@@ -304,11 +303,8 @@ class Survival:
 
     def _variables(self) -> list[tf.Variable]:
         optimizer = self._model.optimizer
-        own = variables_of(optimizer)
-        # Those of Keras 3 have it already.
-        rates = [rate for rate in rate_variables_of(optimizer) if all(rate is not v for v in own)]
-        more = [*seeds_in(self._model), *loss_scale_state(optimizer), *rates]
-        return [*variables_in(self._model), *own, *more]
+        more = [*seeds_in(self._model), *loss_scale_state(optimizer)]
+        return [*variables_in(self._model), *variables_of(optimizer), *more]
 
 
 def repeat(

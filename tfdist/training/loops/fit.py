@@ -242,6 +242,7 @@ class Runs:
                     run(next_epoch, last)
                     next_epoch = epochs if model.stop_training else last
 
+        self._preparation.meet_rate()
         with released_after(callbacks), tracing.closing(chain.callbacks):
             self._membership.run(
                 Fit(

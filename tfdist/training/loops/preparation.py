@@ -65,6 +65,11 @@ class Preparation:
         self._scaling = scaling
         self.scale = None if scaling.is_off else ScaleLearningRate(scaling, binding.model.optimizer)
 
+    def meet_rate(self) -> None:
+        """Takes the rate to scale, before others or a checkpoint tell the one that they have."""
+        if self.scale is not None:
+            self.scale.meet(self._model.optimizer)
+
     def prepare(self, feed: Feed, callbacks: Any, begun_at: Start | None = None) -> Start:
         """Returns the first step; ``begun_at``: that of a fit which others are in the middle of."""
         model = self._model
@@ -74,8 +79,6 @@ class Preparation:
             self._check(model)
         if self._is_untried():
             self._try_rows(feed.records.element_spec, feed.first_rows, tells=begun_at is None)
-        if self.scale is not None and begun_at is None:  # Else the others have told the rate.
-            self.scale.meet(model.optimizer)
         keepers = keepers_among(callbacks)
         restores = any(keeper.resume for keeper in keepers)
         in_parts = bool(keepers) and keepers[0].meet(self._binding)

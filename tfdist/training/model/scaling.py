@@ -120,8 +120,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         self._is_climbing = False
         self._tells = False
         self._read(optimizer)
-        #: Of the model as it was built: one that was loaded has taken some.
-        self._first_step = int(_value(steps_of(optimizer)))
+        self._has_set = False
 
     def _read(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
         if rate_of_last_step(optimizer) is None:
@@ -137,7 +136,6 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
                 mend="Give keras.optimizers.schedules, or leave them out",
             )
         self._optimizer = optimizer
-        self._first_step = 0
         self._schedule = _schedule_of(optimizer)
         self._base_rate = None if self._schedule else float(_value(optimizer.learning_rate))
         self._last_rate = self._base_rate  # That the last step of the warm-up was given.
@@ -165,13 +163,24 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
             self._last_rate = None  # A checkpoint may have restored another one.
         self._steps_per_epoch = steps_per_epoch
         self._is_climbing = self._base_rate is not None and warms_up
-        begins = step == self._first_step and not joins
-        if self._base_rate is not None and not warms_up and begins:
+        if self._base_rate is not None and not (warms_up or step or joins):
+            self._has_set = True
             optimizer.learning_rate = self._base_rate * self._scaling.factor
             self._last_rate = float(_value(optimizer.learning_rate))
+        elif self._base_rate is not None and tells and not (self._has_set or joins):
+            self._tell_of_steps(optimizer, step)
         if self._schedule is not None:
             optimizer.learning_rate = _ScaledSchedule(
                 self._schedule, self._scaling, steps_per_epoch
+            )
+
+    def _tell_of_steps(self, optimizer: tf.keras.optimizers.Optimizer, step: int) -> None:
+        if step > self._scaling.warmup_epochs * self._steps_per_epoch:
+            self._has_set = True
+            print(
+                f"tfdist: the learning rate stays {float(_value(optimizer.learning_rate)):g}: it "
+                f"is scaled at the first steps alone, and this optimizer has taken {step:,}",
+                flush=True,
             )
 
     def meet(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
@@ -182,7 +191,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
 
     def _was_set(self, optimizer: tf.keras.optimizers.Optimizer) -> bool:
         """Whether a user has set the rate since, before the first step."""
-        if self._base_rate is None or int(_value(steps_of(optimizer))) != self._first_step:
+        if self._base_rate is None or int(_value(steps_of(optimizer))):
             return False
         return float(_value(optimizer.learning_rate)) not in (self._base_rate, self._last_rate)
 
@@ -193,6 +202,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         step = int(_value(steps_of(optimizer)))
         self._is_climbing = step <= self._scaling.warmup_epochs * self._steps_per_epoch
         if self._is_climbing:
+            self._has_set = True
             self._tell_of_others(optimizer)
             multiplier = float(self._scaling.multiplier(step, self._steps_per_epoch))
             optimizer.learning_rate = self._base_rate * multiplier
