@@ -191,7 +191,7 @@ def test_a_metric_of_several_values_has_a_number_for_each(train, folder, monkeyp
     from tfdist.runs import predict_rank
 
     told = []
-    monkeypatch.setattr(predict_rank, "emit", told.append)
+    monkeypatch.setattr(predict_rank, "emit_numbers", lambda event, name: told.append(event))
     config = json.loads((run / "config.json").read_text())
     data = str(folder / "data" / "validation")
     predict_rank.evaluate(config | {"weights": str(run / "model.keras"), "data": data})
