@@ -74,3 +74,19 @@ time.sleep(600 if sys.argv[1] == "0" else 0)
     assert "silence" in told[0]
     with pytest.raises(LaunchError, match="silence"):
         run(script, max_restarts=0, stall_timeout_s=1.0)
+
+
+def test_a_job_that_cannot_be_made_is_not_tried_again():
+    told = []
+
+    def make(attempt: int):
+        raise LaunchError("workers must not exceed the slots", received="4", mend="Use 2")
+
+    with pytest.raises(LaunchError, match="slots"):
+        restarts.run(
+            make,
+            max_restarts=3,
+            on_restart=lambda number, reason: told.append(number),
+            on_line=lambda rank, stream, text: None,
+        )
+    assert told == []

@@ -159,3 +159,13 @@ def test_the_next_job_removes_what_a_lost_one_has_left(traces, own_folder):
         time.sleep(0.2)
     assert only_the_users_are_left(folders, traces.token)
     assert (foreign / "tfdist-x").exists()
+
+
+def test_other_hosts_are_not_told_a_folder_of_this_one(own_folder):
+    own = scratch.Scratch()
+    try:
+        told = [own.given_to({}, is_local=is_local) for is_local in (True, False)]
+    finally:
+        own.close()
+    assert [any("backing_directory" in name for name in each) for each in told] == [True, False]
+    assert [each["TMPDIR"] for each in told] == [own.paths[0]] * 2

@@ -10,8 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError
-from tfdist.records.buckets.cache import local_shards
-from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
+from tfdist.records.format.manifest import splits_of
 from tfdist.records.reading.reader import Records, open_records
 from tfdist.training.engine.options import check_count
 
@@ -85,9 +84,8 @@ def open_samples(
 
 def _choose(data: Any) -> tuple[Records, Records, str]:
     """Returns the records to calibrate on, those to judge on, and what the latter are called."""
-    folder = local_shards(data) if isinstance(data, (str, Path)) else None
-    if folder is not None and (folder / MANIFEST_NAME).is_file():
-        splits = load_manifest(folder).splits
+    if (found := splits_of(data)) is not None:
+        folder, splits = found
         first = next(iter(splits))
         calibrate = next((name for name in _TO_CALIBRATE if name in splits), first)
         judge = next((name for name in _TO_JUDGE if name in splits), first)

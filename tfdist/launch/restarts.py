@@ -32,12 +32,15 @@ def run(
         on_event: see ``supervisor.run``.
 
     Raises:
-        LaunchError: the last attempt did not start in time, or fell silent.
+        LaunchError: the job cannot be made; or the last attempt did not start in time, or fell
+            silent.
     """
+    first = make_job(0)  # What cannot be made now, as for want of slots, cannot be made later.
     for attempt in range(max_restarts + 1):
         is_last = attempt == max_restarts
         try:
-            outcome = supervisor.run(make_job(attempt), on_line=on_line, on_event=on_event)
+            job = make_job(attempt) if attempt else first
+            outcome = supervisor.run(job, on_line=on_line, on_event=on_event)
         except LaunchError as error:
             if is_last:
                 raise

@@ -65,10 +65,15 @@ class Scratch:
         for lock in self.locks:
             os.close(lock)
 
-    def given_to(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns ``environ`` for the job."""
+    def given_to(self, environ: Mapping[str, str], *, is_local: bool) -> dict[str, str]:
+        """Returns ``environ`` for the job.
+
+        Args:
+            is_local: whether all of its ranks are on this machine: mpirun tells each of them the
+                folder for shared memory, which other machines do not have.
+        """
         folder, *memory = self.paths
-        shared = {_SHARED: memory[0]} if memory else {}
+        shared = {_SHARED: memory[0]} if memory and is_local else {}
         return {**shared, **environ, "TMPDIR": folder}
 
 

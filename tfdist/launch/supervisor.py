@@ -441,7 +441,7 @@ def _guarded(job: Job) -> Iterator[subprocess.Popen]:
     temporary = [f"--temporary={path}" for path in own.paths]
     guard = subprocess.Popen(
         [sys.executable, "-m", "tfdist.launch.cleanup", *confined, *temporary, "--", *job.command],
-        env={**own.given_to(job.env), events.VARIABLE: "1"},
+        env={**own.given_to(job.env, is_local=job.is_local), events.VARIABLE: "1"},
         stdin=subprocess.PIPE,  # its end tells the guard that this process has died
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -319,10 +319,8 @@ def clone(model: tf.keras.Model) -> tf.keras.Model:
         take_trainable(copy, model)
         copy.set_weights(model.get_weights())
         copy.compile_from_config(model.get_compile_config())
-        # Keras 3 counts neither among the weights.
-        own = {
-            id(variable) for variable in held_by(model, tf.Variable)
-        }  # A copy has none of these.
+        # Keras 3 counts neither among the weights. Those in `own` are made by a user: not copied.
+        own = {id(variable) for variable in held_by(model, tf.Variable)}
         for kind in (partial(unknown_variables, shared=True), seeds_in):
             olds, news = [one for one in kind(model) if id(one) not in own], kind(copy)
             if [one.shape for one in olds] == [one.shape for one in news]:

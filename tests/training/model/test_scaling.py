@@ -99,13 +99,23 @@ def test_a_rate_that_is_set_between_fits_within_the_warm_up_is_told_too(capsys):
 
 def test_a_fixed_rate_cannot_climb_within_an_execution():
     falling = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
-    for rate, replicas, is_refused in ((0.1, 2, True), (falling, 2, False), (0.1, 1, False)):
+    for rate, replicas, step, is_refused in (
+        (0.1, 2, 0, True),
+        (0.1, 2, 8, True),
+        (0.1, 2, 9, False),  # The warm-up is over.
+        (falling, 2, 0, False),
+        (0.1, 1, 0, False),
+    ):
         model = model_with(keras.optimizers.SGD(rate), steps_per_execution=2)
+        model.optimizer.iterations.assign(step)
+        scaling = Scaling("linear", 2, replicas)
+        scale = ScaleLearningRate(scaling, model.optimizer)
+        scale.prepare(model.optimizer, 4)
         found = contextlib.nullcontext()
         if is_refused:
             found = pytest.raises(OptionError, match="warmup_epochs=2 and steps_per_execution=2")
         with found:
-            Scaling("linear", 2, replicas).check_executions(model)
+            scaling.check_executions(model) if scale.is_climbing else None
 
 
 def test_a_rate_that_is_set_before_the_first_step_is_scaled_and_a_scheduler_is_not():

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import DataError, EngineMissingError, ModelError
 from tfdist.export.models import whole_copy
-from tfdist.records.buckets.cache import local_shards
-from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
+from tfdist.records.format.manifest import splits_of
 from tfdist.strategies.base import DataOptions, make_feed
 from tfdist.training.engine.options import check_count
 from tfdist.training.feed.feed import Feed
@@ -84,9 +82,8 @@ def wrapped(model: tf.keras.Model, wrap: Wrap) -> tf.keras.Model:
 
 def training_feed(data: Any, *, global_batch_size: int, seed: int) -> Feed:
     """Returns what to train on: the split train of a folder of shards, or all that was given."""
-    folder = local_shards(data) if isinstance(data, (str, Path)) else None
-    if folder is not None and (folder / MANIFEST_NAME).is_file():
-        splits = load_manifest(folder).splits
+    if (found := splits_of(data)) is not None:
+        folder, splits = found
         if "train" not in splits:
             raise DataError(
                 "data to train on must have a split called train",

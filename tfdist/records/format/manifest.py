@@ -311,6 +311,18 @@ def load_manifest(folder: str | Path) -> Manifest:
         ) from None
 
 
+def splits_of(data: Any) -> tuple[Path, Mapping[str, SplitInfo]] | None:
+    """Returns the folder and its splits, where ``data`` is a whole folder of shards, or its URL.
+
+    Raises:
+        DataError: its manifest.json is not one that tfdist wrote.
+    """
+    folder = local_shards(data) if isinstance(data, (str, Path)) else None
+    if folder is None or not (folder / MANIFEST_NAME).is_file():
+        return None
+    return folder, load_manifest(folder).splits
+
+
 def _how_to_write(folder: Path) -> str:
     """Returns how to get shards where there are none; never into what holds data of the user's."""
     if folder.is_file() or holds_only_others(folder):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
-from tfdist.records.buckets.cache import local_shards
-from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
+from tfdist.records.format.manifest import splits_of
 from tfdist.records.reading.reader import open_records
 
 _BATCH_SIZE = 1024
@@ -75,10 +73,10 @@ def _layer(
 
 def _first_split(data: Any) -> Any:
     """Returns DIR/SPLIT of the folder DIR's first split, and anything else as it is."""
-    folder = local_shards(data) if isinstance(data, (str, Path)) else None
-    if folder is not None and (folder / MANIFEST_NAME).is_file():
-        return folder / next(iter(load_manifest(folder).splits))
-    return data
+    if (found := splits_of(data)) is None:
+        return data
+    folder, splits = found
+    return folder / next(iter(splits))
 
 
 def _text_feature(inputs: Any, feature: str | None) -> str | None:

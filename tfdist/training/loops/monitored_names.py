@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import unknown_choice
+from tfdist.errors import OptionError, unknown_choice
 from tfdist.training.steps.custom_steps import own_steps
 
 
@@ -31,12 +32,19 @@ class Watched(tf.keras.callbacks.Callback):
         if self._has_looked or not isinstance(logs, Mapping) or own_steps(self.model):
             return
         self._has_looked = True
-        self._check([*logs, *(f"val_{name}" for name in logs), "learning_rate"])
+        of_validation = {f"val_{name}": value for name, value in logs.items()}
+        self._check({**logs, **of_validation, "learning_rate": 0.0})
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._check(list(logs or {}))
+        self._check(logs or {})
 
-    def _check(self, known: list[str]) -> None:
+    def _check(self, known: Mapping[str, Any]) -> None:
         for option, monitor in self._monitors.items():
             if monitor not in known:
-                raise unknown_choice(f"number that {option} watches", monitor, known)
+                raise unknown_choice(f"number that {option} watches", monitor, list(known))
+            if values := np.shape(known[monitor]):
+                raise OptionError(
+                    f"{option} must watch one number",
+                    received=f"'{monitor}', a metric of {values[0]} values",
+                    mend="Watch another, or compile a metric that is their mean",
+                )

@@ -74,7 +74,6 @@ class Preparation:
         """Returns the first step; ``begun_at``: that of a fit which others are in the middle of."""
         model = self._model
         keras.steps.check_executions(model, feed.steps_per_epoch)
-        self._scaling.check_executions(model)
         if self._check is not None:
             self._check(model)
         if self._is_untried():
@@ -91,6 +90,8 @@ class Preparation:
             tells = self._collective.is_chief and begun_at is None
             joins = begun_at is not None
             self.scale.prepare(model.optimizer, feed.steps_per_epoch, tells=tells, joins=joins)
+            if self.scale.is_climbing:
+                self._scaling.check_executions(model)
             if tells:
                 print(f"tfdist: {self._scaling.describe()}", flush=True)
         return start

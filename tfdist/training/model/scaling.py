@@ -57,12 +57,10 @@ class Scaling:
 
     def check_executions(self, model: tf.keras.Model) -> None:
         """Raises:
-        OptionError: a fixed rate would climb, which can be set between executions alone.
+        OptionError: a fixed rate is to climb, which can be set between executions alone.
         """
         several = steps_per_execution(model)
-        if self.num_replicas == 1:  # It does not climb.
-            return
-        if self.warmup_epochs and several > 1 and _schedule_of(model.optimizer) is None:
+        if several > 1 and self.num_replicas > 1:  # Of one replica it does not climb.
             raise OptionError(
                 "warmup_epochs must have one step an execution where the learning rate is one "
                 "fixed number, which is set before each",
@@ -111,13 +109,16 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
     A schedule is wrapped. A fixed rate is set in each step of the warm-up, or once before the first
     step, and left alone after it, so callbacks that set the rate still work, and so does a rate
     restored by a checkpoint. A line tells whoever sets it within the warm-up.
+
+    Attributes:
+        is_climbing: whether steps are to come that set a fixed rate.
     """
 
     def __init__(self, scaling: Scaling, optimizer: tf.keras.optimizers.Optimizer):
         super().__init__()
         self._scaling = scaling
         self._steps_per_epoch = 0
-        self._is_climbing = False
+        self.is_climbing = False
         self._tells = False
         self._read(optimizer)
         self._has_set = False
@@ -162,7 +163,8 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         if step != self._last_step + 1:
             self._last_rate = None  # A checkpoint may have restored another one.
         self._steps_per_epoch = steps_per_epoch
-        self._is_climbing = self._base_rate is not None and warms_up
+        last = self._scaling.warmup_epochs * steps_per_epoch
+        self.is_climbing = self._base_rate is not None and warms_up and step <= last
         if self._base_rate is not None and not (warms_up or step or joins):
             self._has_set = True
             optimizer.learning_rate = self._base_rate * self._scaling.factor
@@ -196,12 +198,12 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         return float(_value(optimizer.learning_rate)) not in (self._base_rate, self._last_rate)
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        if not self._is_climbing:  # Reading the step would hold up the device in each one.
+        if not self.is_climbing:  # Reading the step would hold up the device in each one.
             return
         optimizer = self.model.optimizer
         step = int(_value(steps_of(optimizer)))
-        self._is_climbing = step <= self._scaling.warmup_epochs * self._steps_per_epoch
-        if self._is_climbing:
+        self.is_climbing = step <= self._scaling.warmup_epochs * self._steps_per_epoch
+        if self.is_climbing:
             self._has_set = True
             self._tell_of_others(optimizer)
             multiplier = float(self._scaling.multiplier(step, self._steps_per_epoch))

@@ -213,9 +213,9 @@ def _outputs_measured(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> A
 
 def _metrics(model: tf.keras.Model, y: Any, y_pred: Any, *, is_weighed: bool) -> list[str]:
     names = names_of_outputs(model, y_pred)
-    labels = to_outputs(model, y, y_pred)
+    labels = [*to_outputs(model, y, y_pred), *[None] * len(names)]  # The last may have none.
     weighed = weighed_metrics(model) if is_weighed else []
-    each = zip(metrics_by_output(model, names), labels, tf.nest.flatten(y_pred), strict=True)
+    each = zip(metrics_by_output(model, names), labels, tf.nest.flatten(y_pred), strict=False)
     found = []
     for metrics, truth, prediction in each:
         for metric in metrics:

@@ -53,13 +53,11 @@ class Listing:
         images: in the order of splits, classes and names.
         foreign: the names of files and folders that are no images.
         empty: the names of class folders without an image.
-        without: a folder that is left out; None: there is none.
     """
 
     images: list[FoundImage] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
-    without: Path | None = None
 
 
 def split_name(text: str) -> str | None:
@@ -77,14 +75,16 @@ def find_images(folder: Path, *, loose: bool = False, without: str | Path | None
     Raises:
         DataError: none, or some that lie elsewhere.
     """
-    listing = Listing(without=None if without is None else Path(without).resolve())
-    scan = _scan(folder, folder, listing)
+    listing = Listing()
+    left_out = None if without is None else Path(without).resolve()
+    scan = _scan(folder, folder, listing, left_out)
     splits = _split_folders(folder, scan, listing)
     if splits is None:
-        _add(folder, scan, None, listing, loose)
+        _add(folder, scan, None, listing, loose, left_out)
     else:
         for split, path in splits.items():
-            _add(folder, _scan(folder, path, listing), split, listing, loose)
+            scan = _scan(folder, path, listing, left_out)
+            _add(folder, scan, split, listing, loose, left_out)
     if not listing.images and not loose and _are_texts(folder, listing):
         raise DataError(
             "texts must lie in class folders, FOLDER/CLASS/TEXT.txt or FOLDER/SPLIT/CLASS/TEXT.txt",
@@ -134,13 +134,13 @@ class _Scan:
     images: list[Path]
 
 
-def _scan(root: Path, path: Path, listing: Listing) -> _Scan:
+def _scan(root: Path, path: Path, listing: Listing, without: Path | None) -> _Scan:
     folders, images = [], []
     for entry in sorted(path.iterdir()):
         if entry.name.startswith((".", "__MACOSX")):
             listing.foreign.append(_name(root, entry))
         elif entry.is_dir():
-            if entry.resolve() != listing.without:
+            if entry.resolve() != without:
                 folders.append(entry)
         elif _is_image(entry):
             images.append(entry)
@@ -198,7 +198,9 @@ def _holds_images(folder: Path) -> bool:
     )
 
 
-def _add(root: Path, scan: _Scan, split: str | None, listing: Listing, loose: bool) -> None:
+def _add(
+    root: Path, scan: _Scan, split: str | None, listing: Listing, loose: bool, without: Path | None
+) -> None:
     """Adds the images of a folder of classes, or of images alone."""
     if scan.images and loose and not any(_holds_images(path) for path in scan.folders):
         listing.foreign.extend(_name(root, path) for path in scan.folders)
@@ -211,7 +213,7 @@ def _add(root: Path, scan: _Scan, split: str | None, listing: Listing, loose: bo
             _STRUCTURE, received=f"the file {scan.images[0]}, in no class folder", mend=_mend()
         )
     for folder in scan.folders:
-        inner = _scan(root, folder, listing)
+        inner = _scan(root, folder, listing, without)
         for deeper in inner.folders:
             if _holds_images(deeper):
                 raise DataError(
