@@ -10,6 +10,7 @@ from tiers import long
 import tfdist
 from tfdist.errors import ExportError, ModelError
 from tfdist.export.flatbuffer import operators
+from tfdist.export.interpreter import TfliteModel
 
 pytestmark = pytest.mark.timeout(240)
 layers = tf.keras.layers
@@ -45,6 +46,18 @@ def test_recurrent_layers_begin_each_record_anew(recurrent, quantize, tmp_path):
     )
     assert report.best.parity.largest_difference < (1e-5 if quantize == "none" else 0.05)
     assert ("WHILE" in operators(path.read_bytes())) == (quantize != "int8")
+
+
+def test_what_is_masked_stays_zero(tmp_path):
+    lstm = layers.LSTM(3, return_sequences=True, zero_output_for_mask=True)
+    model = sequential(layers.Masking(), lstm, shape=(6, 2))
+    x = rows(6, 2)
+    x[:, 3:] = 0
+    path = tmp_path / "model.tflite"
+    tfdist.export.tflite(model, path)
+    (found,) = TfliteModel(path.read_bytes()).predict({model.input_names[0]: x}).values()
+    np.testing.assert_allclose(found, model.predict(x, verbose=0), atol=1e-5)
+    assert not found[:, 3:].any()
 
 
 def test_a_state_that_outlives_a_record_is_refused(tmp_path):

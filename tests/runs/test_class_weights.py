@@ -9,7 +9,7 @@ import pytest
 
 from tfdist.errors import DataError, OptionError, TfdistError
 from tfdist.records.writing.writer import write
-from tfdist.runs.class_weights import class_weights
+from tfdist.runs.class_weights import class_weights, readable_again
 
 _WHOLE = {"split": "train=1", "num_shards": 1}
 
@@ -83,3 +83,16 @@ def test_labels_that_are_no_classes_have_no_balance(tmp_path):
     write((np.zeros((4, 2), np.float32), np.zeros(4, np.float32)), tmp_path / "data", **_WHOLE)
     with pytest.raises(DataError, match="no numbers of classes"):
         class_weights("balanced", str(tmp_path / "data" / "train"))
+
+
+def test_classes_whose_names_are_numbers_of_others_are_written_by_name(tmp_path):
+    rows = [{"x": float(n), "stars": f"{n % 11}"} for n in range(22)]
+    write(rows, tmp_path / "data", label="stars", **_WHOLE)
+    split = str(tmp_path / "data" / "train")
+    given = {str(name): 1.0 + name for name in range(11)}
+    again = ",".join(f"{name}={value}" for name, value in readable_again(given, split).items())
+    assert class_weights(again, split) == class_weights(given, split)
+    commas = [{"x": float(n), "kind": "a, b" if n % 2 else "c"} for n in range(12)]
+    write(commas, tmp_path / "other", label="kind", **_WHOLE)
+    weights = readable_again({"a, b": 2, "c": 1}, str(tmp_path / "other" / "train"))
+    assert weights == {"0": 2.0, "c": 1.0}

@@ -39,6 +39,8 @@ def test_whether_less_or_more_is_better(monitor, mode):
     [
         ("val_reward", "must say whether less or more .* found 'val_reward'.*mode=max"),
         ("val_loss,patence=3", "part of early_stopping must be a known one.*'patience'"),
+        ("val_brier_score", "'val_brier_score', which can be either"),
+        ("neg_mean_squared_error", "'neg_mean_squared_error', which can be either"),
         ("val_los", r"'val_los', which can be either\. Did you mean 'val_loss'\? If not, write"),
         ("val_acuracy", "Did you mean 'val_accuracy'"),
         ("val_loss,patience=-1", "patience of early_stopping must be a whole number"),

@@ -8,7 +8,6 @@ import multiprocessing
 import threading
 from types import SimpleNamespace
 
-import ml_dtypes
 import numpy as np
 import pytest
 from litserve.utils import WorkerSetupStatus
@@ -51,14 +50,9 @@ def test_a_gate_that_fails_in_any_way_lets_nobody_in():
     program.through_gate(_Server(is_stopped=True), exam, "model", None)
 
 
-def test_the_gate_expects_what_json_can_say(tmp_path):
-    """bfloat16 as an npz has it, a number of half the bits of float32; and null for infinity."""
-    rows = np.array([[1.5, -np.inf, np.nan, 0.1]], ml_dtypes.bfloat16)
-    np.savez(tmp_path / "expected.npz", a=rows)
-    with np.load(tmp_path / "expected.npz") as found:
-        assert found["a"].dtype.kind == "V"
-        read = gate._as_answered(found["a"])
-    np.testing.assert_array_equal(read, [[1.5, np.nan, np.nan, 0.10009765625]])
+def test_the_gate_expects_what_json_can_say():
+    read = gate._as_answered(np.array([[1.5, -np.inf, np.nan]]))
+    np.testing.assert_array_equal(read, [[1.5, np.nan, np.nan]])
     np.testing.assert_array_equal(gate._as_answered(np.array([3, 4])), [3.0, 4.0])
 
 

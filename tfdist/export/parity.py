@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from tfdist.export.samples import Rows
 from tfdist.keras.losses import compiled_loss, compute_loss, show_loss
 
 _BATCH_ROWS = 64
+_ACCURACY = re.compile(r"(.*[^a-z])?(acc|accuracy)([^a-z]*)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class Parity:
         records: how many were compared.
         largest_difference, mean_difference: of an output's absolute values.
         output_scale: the largest absolute output of Keras, to see the differences in proportion.
-        metric: what the drop is of: "accuracy" (or another metric of that name), "loss", or
-            "outputs" for records without labels.
+        metric: what the drop is of: "accuracy" (or another metric of that name; of several the one
+            that drops most), "loss", or "outputs" for records without labels.
         keras, file: the metric's values; for "outputs" their mean absolute values.
         drop: for accuracy Keras' minus the file's, 0.01 being one in a hundred records; for a loss
             its relative growth; for outputs the mean difference relative to their mean size.
@@ -79,14 +81,15 @@ class Judge:
     ) -> tuple[str, float, float, float]:
         expected = metrics(self._model, self._rows, self._expected)
         of_file = metrics(self._model, self._rows, found)
-        name = judging_metric(expected)
+        drops = {name: expected[name] - of_file[name] for name in _accuracies(expected)}
+        name = max(drops, key=drops.__getitem__) if drops else judging_metric(expected)
         if name is None:
             drop = mean_difference / max(mean_size, np.finfo(np.float32).tiny)
             return "outputs", mean_size, mean_size + mean_difference, drop
         keras, file = expected[name], of_file[name]
         if name == "loss":
             return name, keras, file, (file - keras) / max(abs(keras), np.finfo(np.float32).eps)
-        return name, keras, file, keras - file
+        return name, keras, file, drops[name]
 
 
 def keras_outputs(
@@ -109,7 +112,12 @@ def keras_outputs(
 
 def judging_metric(values: dict[str, float]) -> str | None:
     """Returns the metric that a drop is measured in: an accuracy, or else the loss."""
-    return next((name for name in values if "acc" in name), "loss" if "loss" in values else None)
+    return next(iter(_accuracies(values)), "loss" if "loss" in values else None)
+
+
+def _accuracies(values: Iterable[str]) -> list[str]:
+    """Returns the metrics that are accuracies by their last word: "accel_loss" is none."""
+    return [name for name in values if _ACCURACY.fullmatch(name)]
 
 
 def metrics(model: PlainModel, rows: Rows, outputs: dict[str, np.ndarray]) -> dict[str, float]:
@@ -121,7 +129,7 @@ def metrics(model: PlainModel, rows: Rows, outputs: dict[str, np.ndarray]) -> di
     if rows.y is None:
         return {}
     values = _compiled_metrics(model, rows, outputs)
-    if not any("acc" in name for name in values):
+    if not _accuracies(values):
         accuracy = _top_1(rows.y, outputs)
         if accuracy is not None:
             values["accuracy"] = accuracy

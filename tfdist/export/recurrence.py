@@ -28,6 +28,7 @@ _OF_RNN = (
     "stateful",
     "unroll",
     "time_major",
+    "zero_output_for_mask",
 )
 Change = Callable[[tf.keras.layers.Layer], tf.keras.layers.Layer]
 

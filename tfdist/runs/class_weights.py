@@ -35,6 +35,32 @@ def class_weights(given: str | Mapping[Any, Any], split: str) -> dict[str, float
     return of_manifest(given, load_manifest(place.parent), place.name)
 
 
+def readable_again(given: str | Mapping[Any, Any], split: str) -> dict[str, float]:
+    """Returns the same by what a command reads as these classes.
+
+    That is their names, since a number may be the name of another class; but for names that have a
+    comma or an equals sign.
+    """
+    from tfdist.records.buckets.cache import local_shards
+    from tfdist.records.format.manifest import load_manifest
+
+    place = local_shards(split)
+    manifest = load_manifest(place.parent)
+    names = dict(enumerate(_names(manifest)))
+    weights = of_manifest(given, manifest, place.name)
+    return {_readable(names.get(int(n)), n): weight for n, weight in weights.items()}
+
+
+def _readable(name: str | None, number: str) -> str:
+    is_plain = name is not None and name == name.strip() and not set(",=") & set(name)
+    return name if is_plain else number
+
+
+def _names(manifest: Manifest) -> tuple[str, ...]:
+    features = manifest.schema.features
+    return next((f.classes for f in features if f.role == "label" and f.classes), None) or ()
+
+
 def of_manifest(given: str | Mapping[Any, Any], manifest: Manifest, split: str) -> dict[str, float]:
     """Returns the same from a manifest that is not beside the shards; see ``class_weights``."""
     counts = manifest.splits[split].class_counts
@@ -47,8 +73,7 @@ def of_manifest(given: str | Mapping[Any, Any], manifest: Manifest, split: str) 
             )
         records = sum(counts.values())
         return {str(c): records / (len(counts) * n) for c, n in sorted(counts.items())}
-    features = manifest.schema.features
-    names = next((f.classes for f in features if f.role == "label" and f.classes), None) or ()
+    names = _names(manifest)
     found: dict[int, float] = {}
     for key, value in _pairs(given):
         number = _class(key, names)

@@ -111,7 +111,7 @@ def _damaged(path: Path, found: str | Exception) -> DataError:
 
 def write_history(path: Path, rows: list[dict[str, float]]) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    with replacing(path) as temporary, temporary.open("w", newline="") as file:
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)

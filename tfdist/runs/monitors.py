@@ -16,7 +16,7 @@ _LOWER = (
 )
 _HIGHER = (
     *("acc", "accuracy", "auc", "precision", "recall", "specificity", "sensitivity"),
-    *("f1", "score", "iou", "io_u", "similarity"),
+    *("f1", "f1_score", "fbeta_score", "r2_score", "dice_score", "iou", "io_u", "similarity"),
 )
 
 
@@ -118,10 +118,11 @@ def _parsed(option: str, given: str | Mapping[str, Any], kinds: _Kinds) -> dict[
 def _better(option: str, monitor: str) -> str:
     """Returns "min" or "max": Keras would take the least of all that it does not know."""
     name = re.sub(r"_\d+$", "", monitor).lower()
+    plain = name.removeprefix("val_")
     for mode, endings in (("min", _LOWER), ("max", _HIGHER)):
-        if name.endswith(endings):
+        if name.endswith(endings) and not plain.startswith("neg_"):
             return mode
-    near = difflib.get_close_matches(name.removeprefix("val_"), (*_LOWER, *_HIGHER), n=1)
+    near = difflib.get_close_matches(plain, (*_LOWER, *_HIGHER), n=1)
     prefix = "val_" if name.startswith("val_") else ""
     hint = f"Did you mean '{prefix}{near[0]}'? If not, write" if near else "Write"
     raise OptionError(

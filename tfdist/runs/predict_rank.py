@@ -223,16 +223,28 @@ def _output_names(model: Any) -> list[str]:
 
 
 def named_outputs(model: Any, outputs: Any) -> dict[str, np.ndarray]:
-    """Returns the outputs of a model, each [records, ...], by name; a single one: predictions."""
+    """Returns the outputs of a model, each [records, ...], by name; a single one: predictions.
+
+    What NumPy's files cannot hold is what they can: bfloat16 is float32, and bytes are text.
+    """
     if isinstance(outputs, dict):
-        return {name: np.asarray(rows) for name, rows in outputs.items()}
+        return {name: _storable(rows) for name, rows in outputs.items()}
     if not isinstance(outputs, (list, tuple)):
-        return {prediction_table.ALONE: np.asarray(outputs)}
+        return {prediction_table.ALONE: _storable(outputs)}
     flat = list(outputs)
     names = _output_names(model)
     if len(names) != len(flat):
         names = [f"output_{number}" for number in range(len(flat))]
-    return {name: np.asarray(rows) for name, rows in zip(names, flat, strict=True)}
+    return {name: _storable(rows) for name, rows in zip(names, flat, strict=True)}
+
+
+def _storable(outputs: Any) -> np.ndarray:
+    rows = np.asarray(outputs)
+    if rows.dtype.kind == "V":  # bfloat16
+        return rows.astype(np.float32)
+    if rows.dtype.kind in "OS":
+        return np.char.decode(rows.astype(np.bytes_), "utf-8", "backslashreplace")
+    return rows
 
 
 def _check_fits(path: Path, outputs: dict[str, int | None]) -> None:

@@ -76,8 +76,6 @@ def columns_of(
     check_dimensions({name: rows.ndim for name, rows in outputs.items()})
     columns = {name: np.asarray(values) for name, values in keys.items()}
     for name, rows in outputs.items():
-        if rows.dtype.kind == "V":  # bfloat16
-            rows = rows.astype(np.float32)
         of_output = _parts(rows.reshape(len(rows), -1), losses.get(name), classes.get(name))
         for part, values in of_output:
             own = part if name == ALONE else f"{name}_{part}".replace(f"{name}_value", name)

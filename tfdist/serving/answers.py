@@ -14,8 +14,6 @@ def encode(rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _plain(values: np.ndarray) -> list[Any]:
-    if values.dtype.kind == "V":  # bfloat16
-        values = values.astype(np.float32)
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         values = np.where(np.isfinite(values), values, None)
     return values.tolist()

@@ -162,8 +162,6 @@ def compare(exam: Exam, address: str, name: str, token: str | None) -> None:
 
 def _as_answered(rows: np.ndarray) -> np.ndarray:
     """Returns rows of ``tfdist predict`` as a server's JSON has them: what is infinite is null."""
-    if rows.dtype.kind == "V":  # bfloat16, the upper half of float32.
-        rows = (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     rows = rows.astype(np.float64)
     return np.where(np.isfinite(rows), rows, np.nan)
 

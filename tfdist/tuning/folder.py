@@ -122,7 +122,10 @@ class SearchFolder:
     def write_table(self, rows: Sequence[TrialRow]) -> None:
         """Writes trials.csv: a row for each trial, a column for each that was chosen."""
         names = list(dict.fromkeys(name for row in rows for name in row.params))
-        with replacing(self.table) as temporary, temporary.open("w", newline="") as file:
+        with (
+            replacing(self.table) as temporary,
+            temporary.open("w", newline="", encoding="utf-8") as file,
+        ):
             writer = csv.writer(file)
             writer.writerow(["trial", "state", "epoch", "value", *names, "reason"])
             for row in rows:

@@ -55,6 +55,7 @@ class Searching:
         self._seen: dict[int, dict[int, list[float]]] = {}
         self._targets: dict[int, int] = {}
         self._lost: set[int] = set()  # Trials that have lost a node once.
+        self._has_failed = False
 
     @property
     def rows(self) -> list[TrialRow]:
@@ -64,7 +65,8 @@ class Searching:
         """Runs all trials to their ends, those first that were running in an earlier process.
 
         Raises:
-            TfdistError: a trial failed before any had an epoch, so that others would, too.
+            TfdistError: a trial failed before any had an epoch, so that others would, too; beside
+                others that run, the second one.
         """
         trials = self._study.trials
         waiting = deque(each.number for each in trials if each.state.name == "RUNNING")
@@ -92,7 +94,7 @@ class Searching:
             is_terminated = isinstance(error, SystemExit)
             number = signal.SIGTERM if is_terminated else signal.SIGINT
             slots.end(self._running.values(), number)
-            if isinstance(error, OptionError) and not self._has_values():
+            if isinstance(error, OptionError) and not self._have_trained():
                 self._folder.remove_trials()  # They can neither be gone on with nor compared.
             raise
 
@@ -207,14 +209,27 @@ class Searching:
             self._lost.add(number)
             return True  # From its checkpoint, on another node.
         told = last["text"] if kind == "failed" else _how_ended(code)
-        if not self._has_values():
+        # The first to fail may be alone in that: others that run show it.
+        may_be_alone = self._running and not self._has_failed
+        if not (may_be_alone or self._have_trained()):
             raise self._all_would_fail(told, kind == "failed", number)
+        self._has_failed = True
         self._study.trial(number).set_user_attr(REASON, told)
         self._end(number, "FAIL")
         return False
 
-    def _has_values(self) -> bool:
-        return any(each.intermediate_values for each in self._study.trials)
+    def _have_trained(self) -> bool:
+        """Whether a trial has had an epoch, be it before its first rung."""
+        trials = self._study.trials
+        return (
+            any(each.intermediate_values for each in trials)
+            or any(self._seen.values())
+            or any(
+                read_rows(RunFolder(path).history)
+                for each in trials
+                for path in self._folders(each.number)
+            )
+        )
 
     def _all_would_fail(self, told: str, is_whole: bool, number: int) -> TfdistError:
         log = self._folder.log(number)

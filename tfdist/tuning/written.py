@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdist.errors import OptionError
 from tfdist.runs import monitors
-from tfdist.runs.class_weights import class_weights
+from tfdist.runs.class_weights import readable_again
 from tfdist.training.engine import model_path
 
 
@@ -34,8 +34,8 @@ def as_read(name: str, value: Any, split: str) -> Any:
         return model_path.of(value, model_path.CALLBACKS)
     if not isinstance(value, Mapping):
         return value
-    if name == "class_weight":  # By numbers: names may have commas.
-        return class_weights(value, split)
+    if name == "class_weight":
+        return readable_again(value, split)
     parsers: dict[str, Callable[[Any], dict[str, Any]]] = {
         "early_stopping": monitors.early_stopping,
         "save_best": monitors.save_best,
