@@ -56,8 +56,8 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
         rows = []
         for strategy in ("horovod", "multi_worker"):
             took = {}
-            for name, (is_held, options) in CASES.items():
-                out = root / strategy / name
+            for number, (name, (is_held, options)) in enumerate(CASES.items()):
+                out = root / strategy / str(number)
                 with _rank_1_held() if is_held else contextlib.nullcontext():
                     found = train(
                         output=out, strategy=strategy, workers=2, options=options, **asked
