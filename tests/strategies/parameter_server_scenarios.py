@@ -419,8 +419,26 @@ def one_batch_gives_its_own_results(strategy, folder):
             for m in (model, reference)
         )
         assert ours == pytest.approx(theirs, abs=1e-5)
+        found, expected = (m.predict_on_batch(X) for m in (model, reference))
+        np.testing.assert_allclose(found, expected, atol=1e-5)
     np.testing.assert_allclose(model.get_weights()[0], reference.get_weights()[0], atol=1e-6)
     assert model.test_on_batch(X, Y) == pytest.approx(reference.test_on_batch(X, Y), abs=1e-5)
+
+
+@scenario
+def rows_need_no_labels(strategy, folder):
+    def autoencoder():
+        inputs = keras.Input((5,))
+        outputs = layers.Dense(5, kernel_initializer="ones")(inputs)
+        model = keras.Model(inputs, outputs)
+        model.add_loss(tf.reduce_mean(tf.square(outputs - inputs)))
+        model.compile(keras.optimizers.SGD(0.01))
+        return model
+
+    model, reference = strategy.build(autoencoder), autoencoder()
+    model.fit(strategy.dataset(X, global_batch_size=NUM), epochs=2, verbose=0)
+    reference.fit(X, batch_size=NUM, epochs=2, shuffle=False, verbose=0)
+    np.testing.assert_allclose(model.get_weights()[0], reference.get_weights()[0], atol=1e-5)
 
 
 @scenario(long=True)

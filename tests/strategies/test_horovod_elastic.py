@@ -135,7 +135,7 @@ def test_the_chief_is_lost_and_a_worker_joins(tmp_path):
             tmp_path,
             *("--max-workers", "3", "--host-discovery", str(script)),
             kills=("rank=0,step=5", "rank=1,predict=2"),
-            env={"AWAIT_ANOTHER": "1"},
+            env={"AWAIT_ANOTHER": "1", "OPTIONS": json.dumps({"lr_scaling": "linear"})},
         )
     finally:
         over.set()

@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.keras.optimizers import inner_of, parts_of, steps_of
+from tfdist.keras.optimizers import inner_of, parts_of, steps_of, variables_of
+from tfdist.keras.tensors import raw
 from tfdist.keras.trackables import optimizers_of
 from tfdist.keras.version import IS_KERAS_3
 
@@ -50,6 +51,12 @@ def rate_variables_of(optimizer: Any) -> list[tf.Variable]:
     does not count it."""
     rate = given_learning_rate(optimizer)
     return [rate] if isinstance(rate, tf.Variable) else []
+
+
+def variables_but_rates(optimizer: Any) -> list[tf.Variable]:
+    """Returns what ``variables_of`` does without learning rates, which Keras 3 has among them."""
+    rates = {id(raw(given_learning_rate(part))) for part in parts_of(optimizer)}
+    return [variable for variable in variables_of(optimizer) if id(variable) not in rates]
 
 
 def fixed_rates_of(model: tf.keras.Model) -> list[tuple[Any, float]]:

@@ -76,6 +76,16 @@ class StepWatch(tf.keras.callbacks.Callback):
             # The step around it, if there is one, is given the time that this took.
             self._deadline = deadline and deadline + time.monotonic() - begun
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Encloses a loop within a step, as one that a callback runs: it has a watch of its own."""
+        deadline, begun = self._deadline, time.monotonic()
+        self._deadline = None
+        try:
+            yield
+        finally:
+            self._deadline = deadline and deadline + time.monotonic() - begun
+
     def _watch(self) -> None:
         before = time.monotonic()
         while not self._over.wait(_TICK_S):

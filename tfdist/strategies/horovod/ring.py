@@ -156,7 +156,8 @@ class Ring(Collective):
             margin_s=_MARGIN_S,
         )
         try:
-            with self._watch.running():
+            paused = contextlib.nullcontext() if before is None else before.paused()
+            with paused, self._watch.running():
                 yield [self._watch]
         finally:
             self._watch = before

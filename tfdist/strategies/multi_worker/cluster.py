@@ -89,7 +89,8 @@ class Cluster(Collective):
             first_timeout_s=self._stall_timeout_s + self._start_timeout_s,
             on_stall=self._abort,
         )
-        with self._watch.running():
+        paused = contextlib.nullcontext() if before is None else before.paused()
+        with paused, self._watch.running():
             yield [self._watch]
         self._watch = before  # After an error it tells the place.
 

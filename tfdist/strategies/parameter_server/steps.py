@@ -26,7 +26,10 @@ from tfdist.training.engine.metrics import state_of
 
 # Each worker computes one step and finds the next one waiting.
 _STEPS_PER_WORKER = 2
-_READERS = ("evaluate", "predict", "get_weights", "save", "save_weights", "export")
+_READERS = (
+    *("evaluate", "predict", "test_on_batch", "predict_on_batch"),
+    *("get_weights", "save", "save_weights", "export"),
+)
 # What TensorFlow says where a task is gone; it says the same of other causes.
 _MAYBE_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 # A fit too: whatever has changed the chief's weights before it, it begins with them.

@@ -68,7 +68,8 @@ class Twin:
         if self._compiled_as is not model.compiled_loss:
             self._compile_twin()
         x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
-        one_x, one_y = (tf.nest.map_structure(lambda t: t[:1], part) for part in (x, y))
+        one_x = tf.nest.map_structure(lambda tensor: tensor[:1], x)
+        one_y = None if y is None else tf.nest.map_structure(lambda tensor: tensor[:1], y)
         y_pred = model(one_x, training=False)
         eager_variables.make_metrics(model, y_pred, one_y)
         eager_variables.make_slots(model)

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfdist.errors import LaunchError
 from tfdist.keras.layers import variables_in
 from tfdist.keras.loss_scale import loss_scale_state
-from tfdist.keras.optimizers import variables_of
+from tfdist.keras.rates import fixed_rates_of, put_rates, variables_but_rates
 from tfdist.keras.seeds import seeds_in
 from tfdist.keras.steps import forget_functions, forget_validation
 from tfdist.training.checkpoints import callback_state, elastic_snapshot
@@ -50,7 +50,7 @@ class _Commit:
     Attributes:
         start: the next step.
         origin: the first step of the whole fit.
-        variables: of model and optimizer.
+        variables: of model and optimizer, but for learning rates.
         is_over: whether no step is left.
     """
 
@@ -72,11 +72,14 @@ class _Notes:
         callbacks: see ``callback_state.written``.
         epochs: that are over.
         history: name -> value in each of them.
+        rates: the learning rates that are no schedules. No commit has them: callbacks that set one
+            when an epoch begins are not asked again where the epoch is gone on with.
     """
 
     callbacks: bytes
     epochs: list[int]
     history: dict[str, list[float]]
+    rates: list[float]
 
 
 def _written(commit: _Commit) -> dict[str, Any]:
@@ -266,7 +269,8 @@ class Survival:
         if not self._is_ready:  # What it has kept from before it was started anew.
             return self._notes
         seen = callback_state.written(self._callbacks)
-        return _Notes(seen, list(self._history.epoch), self._history.history)
+        rates = [rate for _, rate in fixed_rates_of(self._model)]
+        return _Notes(seen, list(self._history.epoch), self._history.history, rates)
 
     def _keep(self) -> None:
         """Writes down the last commit, for a process in place of this one."""
@@ -300,11 +304,13 @@ class Survival:
         callback_state.restore(self._callbacks, self._notes.callbacks)
         self._history.epoch = list(self._notes.epochs)
         self._history.history = {name: list(v) for name, v in self._notes.history.items()}
+        optimizers = [optimizer for optimizer, _ in fixed_rates_of(self._model)]
+        put_rates(list(zip(optimizers, self._notes.rates, strict=True)))
 
     def _variables(self) -> list[tf.Variable]:
         optimizer = self._model.optimizer
         more = [*seeds_in(self._model), *loss_scale_state(optimizer)]
-        return [*variables_in(self._model), *variables_of(optimizer), *more]
+        return [*variables_in(self._model), *variables_but_rates(optimizer), *more]
 
 
 def repeat(

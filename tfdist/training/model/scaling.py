@@ -154,7 +154,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
 
         Args:
             tells: whether this process is the one that warns.
-            joins: whether others are in the middle of this fit, whose rate the optimizer has.
+            joins: whether others are in the middle of this fit, whose rate the optimizer is given.
         """
         self._tells = tells
         if not joins:
