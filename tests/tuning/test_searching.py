@@ -68,6 +68,6 @@ def test_the_first_trial_that_fails_ends_a_search_only_where_no_other_may_train(
         fails(numbers[1])
     history = RunFolder(searching._folder.trial(numbers[2])).history
     history.parent.mkdir(parents=True)
-    history.write_text("epoch,loss,seconds,samples_per_s\n1,0.5,1,1\n")
+    history.write_text("epoch,loss,val_loss,seconds,samples_per_s\n1,0.5,0.5,1,1\n")
     fails(numbers[3])  # Another has had an epoch.
     assert [row.number for row in searching.rows if row.state == "failed"] == [0, 3]

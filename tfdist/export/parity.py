@@ -18,7 +18,7 @@ from tfdist.export.samples import Rows
 from tfdist.keras.losses import compiled_loss, compute_loss, show_loss
 
 _BATCH_ROWS = 64
-_ACCURACY = re.compile(r"(.*[^a-z])?(acc|accuracy)([^a-z]*)?", re.IGNORECASE)
+_ACCURACY = re.compile(r"(.*[^a-z])?(acc|accuracy)[^a-z]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

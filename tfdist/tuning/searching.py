@@ -219,15 +219,16 @@ class Searching:
         return False
 
     def _have_trained(self) -> bool:
-        """Whether a trial has had an epoch, be it before its first rung."""
+        """Whether a trial has had an epoch that can be compared, be it before its first rung."""
         trials = self._study.trials
         return (
             any(each.intermediate_values for each in trials)
             or any(self._seen.values())
             or any(
-                read_rows(RunFolder(path).history)
+                self._metric in row
                 for each in trials
                 for path in self._folders(each.number)
+                for row in read_rows(RunFolder(path).history)
             )
         )
 
