@@ -96,3 +96,7 @@ def test_classes_whose_names_are_numbers_of_others_are_written_by_name(tmp_path)
     write(commas, tmp_path / "other", label="kind", **_WHOLE)
     weights = readable_again({"a, b": 2, "c": 1}, str(tmp_path / "other" / "train"))
     assert weights == {"0": 2.0, "c": 1.0}
+    mixed = [{"x": float(n), "kind": "a, b" if n % 2 else "1"} for n in range(12)]
+    write(mixed, tmp_path / "mixed", label="kind", **_WHOLE)
+    with pytest.raises(OptionError, match="that can be told by name or number"):
+        readable_again({"a, b": 2, "1": 1}, str(tmp_path / "mixed" / "train"))

@@ -61,8 +61,8 @@ def variables_but_rates(optimizer: Any) -> list[tf.Variable]:
 
 def fixed_rates_of(model: tf.keras.Model) -> list[tuple[Any, float]]:
     """Returns the optimizers of ``model`` that have no schedule, each with its learning rate."""
-    inner = [inner_of(one) for one in optimizers_of(model)]
-    rates = [(one, given_learning_rate(one)) for one in inner]
+    parts = [part for one in optimizers_of(model) for part in parts_of(one)]
+    rates = [(one, given_learning_rate(one)) for one in parts]
     return [(one, float(tf.convert_to_tensor(r))) for one, r in rates if not callable(r)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,6 +41,9 @@ def readable_again(given: str | Mapping[Any, Any], split: str) -> dict[str, floa
 
     That is their names, since a number may be the name of another class; but for names that have a
     comma or an equals sign.
+
+    Raises:
+        OptionError: as ``class_weights``, and where neither names nor numbers tell the classes.
     """
     from tfdist.records.buckets.cache import local_shards
     from tfdist.records.format.manifest import load_manifest
@@ -48,7 +52,19 @@ def readable_again(given: str | Mapping[Any, Any], split: str) -> dict[str, floa
     manifest = load_manifest(place.parent)
     names = dict(enumerate(_names(manifest)))
     weights = of_manifest(given, manifest, place.name)
-    return {_readable(names.get(int(n)), n): weight for n, weight in weights.items()}
+    found = {_readable(names.get(int(n)), n): weight for n, weight in weights.items()}
+    again = None
+    with contextlib.suppress(OptionError):
+        again = of_manifest(found, manifest, place.name)
+    if again != weights:
+        raise OptionError(
+            "class_weight must be of classes that can be told by name or number, where it is "
+            "written for a command to read",
+            received=f"numbers that are names of others beside names with a comma or =: "
+            f"{', '.join(names.values())}",
+            mend="Write the shards with other names of classes, or leave class_weight out",
+        )
+    return found
 
 
 def _readable(name: str | None, number: str) -> str:

@@ -242,9 +242,13 @@ def _storable(outputs: Any) -> np.ndarray:
     rows = np.asarray(outputs)
     if rows.dtype.kind == "V":  # bfloat16
         return rows.astype(np.float32)
-    if rows.dtype.kind in "OS":
-        return np.char.decode(rows.astype(np.bytes_), "utf-8", "backslashreplace")
-    return rows
+    if rows.dtype.kind not in "OS":
+        return rows
+    texts = [
+        each.decode("utf-8", "backslashreplace") if isinstance(each, bytes) else str(each)
+        for each in rows.ravel().tolist()
+    ]
+    return np.array(texts, np.str_).reshape(rows.shape)
 
 
 def _check_fits(path: Path, outputs: dict[str, int | None]) -> None:

@@ -74,12 +74,14 @@ class _Notes:
         history: name -> value in each of them.
         rates: the learning rates that are no schedules. No commit has them: callbacks that set one
             when an epoch begins are not asked again where the epoch is gone on with.
+        begun: the epoch whose beginning callbacks were told of last; None before the first.
     """
 
     callbacks: bytes
     epochs: list[int]
     history: dict[str, list[float]]
     rates: list[float]
+    begun: int | None
 
 
 def _written(commit: _Commit) -> dict[str, Any]:
@@ -130,6 +132,7 @@ class Survival:
         self._last: _Commit | None = None
         self._notes: _Notes | None = None
         self._is_ready = False  # Else this process has begun the fit after others.
+        self._begun: int | None = None
 
     def run(
         self,
@@ -270,7 +273,8 @@ class Survival:
             return self._notes
         seen = callback_state.written(self._callbacks)
         rates = [rate for _, rate in fixed_rates_of(self._model)]
-        return _Notes(seen, list(self._history.epoch), self._history.history, rates)
+        epochs = list(self._history.epoch)
+        return _Notes(seen, epochs, self._history.history, rates, self._begun)
 
     def _keep(self) -> None:
         """Writes down the last commit, for a process in place of this one."""
@@ -291,9 +295,18 @@ class Survival:
         if number == self._number:
             self._last, self._notes = _read(last, variables), _Notes(**notes)
 
+    def epoch_begun(self, epoch: int) -> None:
+        """Notes that callbacks were told of an epoch's beginning, after those of others perhaps."""
+        self._begun = epoch
+        if self._notes is not None and self._notes.begun == epoch:
+            self._take_rates()  # Those of others have set them already.
+
     def has_ended_before(self, epoch: int) -> bool:
-        """Whether callbacks were told of an epoch's end before this process joined."""
-        return self._notes is not None and epoch in self._notes.epochs
+        """Whether callbacks of others were told of an epoch's end; their rates are taken then."""
+        has_ended = self._notes is not None and epoch in self._notes.epochs
+        if has_ended and self._begun == epoch:
+            self._take_rates()
+        return has_ended
 
     @property
     def has_stopped_before(self) -> bool:
@@ -304,6 +317,9 @@ class Survival:
         callback_state.restore(self._callbacks, self._notes.callbacks)
         self._history.epoch = list(self._notes.epochs)
         self._history.history = {name: list(v) for name, v in self._notes.history.items()}
+        self._take_rates()
+
+    def _take_rates(self) -> None:
         optimizers = [optimizer for optimizer, _ in fixed_rates_of(self._model)]
         put_rates(list(zip(optimizers, self._notes.rates, strict=True)))
 

@@ -273,6 +273,8 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
         if epoch != self._epoch_begun:  # Else it goes on after a loss.
             self._epoch_begun = epoch
             super().on_epoch_begin(epoch, logs)
+            if self._survival is not None:
+                self._survival.epoch_begun(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         super().on_train_batch_begin(batch + self._steps_before, logs)

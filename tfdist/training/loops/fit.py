@@ -222,6 +222,8 @@ class Runs:
                         **options,
                     )
 
+            if self._preparation.scale is not None:
+                self._preparation.scale.go_on(model.optimizer)
             for keeper in keepers_among(callbacks):
                 keeper.go_on_at(start.position)
             if have_stopped(callbacks, self._collective):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,9 +43,9 @@ class Watched(tf.keras.callbacks.Callback):
         for option, monitor in self._monitors.items():
             if monitor not in known:
                 raise unknown_choice(f"number that {option} watches", monitor, list(known))
-            if values := np.shape(known[monitor]):
+            if (values := math.prod(np.shape(known[monitor]))) != 1:
                 raise OptionError(
                     f"{option} must watch one number",
-                    received=f"'{monitor}', a metric of {values[0]} values",
+                    received=f"'{monitor}', a metric of {values} values",
                     mend="Watch another, or compile a metric that is their mean",
                 )

@@ -90,7 +90,7 @@ class Preparation:
             tells = self._collective.is_chief and begun_at is None
             joins = begun_at is not None
             self.scale.prepare(model.optimizer, feed.steps_per_epoch, tells=tells, joins=joins)
-            if self.scale.is_climbing:
+            if self.scale.go_on(model.optimizer):
                 self._scaling.check_executions(model)
             if tells:
                 print(f"tfdist: {self._scaling.describe()}", flush=True)

@@ -109,16 +109,13 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
     A schedule is wrapped. A fixed rate is set in each step of the warm-up, or once before the first
     step, and left alone after it, so callbacks that set the rate still work, and so does a rate
     restored by a checkpoint. A line tells whoever sets it within the warm-up.
-
-    Attributes:
-        is_climbing: whether steps are to come that set a fixed rate.
     """
 
     def __init__(self, scaling: Scaling, optimizer: tf.keras.optimizers.Optimizer):
         super().__init__()
         self._scaling = scaling
         self._steps_per_epoch = 0
-        self.is_climbing = False
+        self._is_climbing = False
         self._tells = False
         self._read(optimizer)
         self._has_set = False
@@ -163,8 +160,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         if step != self._last_step + 1:
             self._last_rate = None  # A checkpoint may have restored another one.
         self._steps_per_epoch = steps_per_epoch
-        last = self._scaling.warmup_epochs * steps_per_epoch
-        self.is_climbing = self._base_rate is not None and warms_up and step <= last
+        self.go_on(optimizer)
         if self._base_rate is not None and not (warms_up or step or joins):
             self._has_set = True
             optimizer.learning_rate = self._base_rate * self._scaling.factor
@@ -175,6 +171,18 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
             optimizer.learning_rate = _ScaledSchedule(
                 self._schedule, self._scaling, steps_per_epoch
             )
+
+    def go_on(self, optimizer: tf.keras.optimizers.Optimizer) -> bool:
+        """Looks whether steps of the warm-up are to come: a loss may have led back into it.
+
+        Returns:
+            Whether a fixed rate changes from step to step, and not at the next one alone.
+        """
+        last = self._scaling.warmup_epochs * self._steps_per_epoch
+        left = last - int(_value(steps_of(optimizer)))
+        climbs = self._base_rate is not None and bool(self._scaling.warmup_epochs)
+        self._is_climbing = climbs and left >= 0
+        return climbs and left > 0
 
     def _tell_of_steps(self, optimizer: tf.keras.optimizers.Optimizer, step: int) -> None:
         if step > self._scaling.warmup_epochs * self._steps_per_epoch:
@@ -198,12 +206,12 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         return float(_value(optimizer.learning_rate)) not in (self._base_rate, self._last_rate)
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        if not self.is_climbing:  # Reading the step would hold up the device in each one.
+        if not self._is_climbing:  # Reading the step would hold up the device in each one.
             return
         optimizer = self.model.optimizer
         step = int(_value(steps_of(optimizer)))
-        self.is_climbing = step <= self._scaling.warmup_epochs * self._steps_per_epoch
-        if self.is_climbing:
+        self._is_climbing = step <= self._scaling.warmup_epochs * self._steps_per_epoch
+        if self._is_climbing:
             self._has_set = True
             self._tell_of_others(optimizer)
             multiplier = float(self._scaling.multiplier(step, self._steps_per_epoch))
