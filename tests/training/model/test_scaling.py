@@ -56,6 +56,8 @@ def test_warm_up_climbs_to_the_scaled_rate_and_stays():
     np.testing.assert_allclose(seen, [*np.linspace(0.1, 0.4, 9), 0.4, 0.4, 0.4], rtol=1e-6)
     seen = rates(model_with(keras.optimizers.SGD(0.1)), Scaling(None, 1, 4))
     np.testing.assert_allclose(seen, [0.025, 0.04375, 0.0625, 0.08125, *[0.1] * 8], rtol=1e-6)
+    seen = rates(model_with(keras.optimizers.SGD(0.1)), Scaling("linear", 0.625, 4))
+    np.testing.assert_allclose(seen, [0.1, 0.22, 0.34, *[0.4] * 9], rtol=1e-6)  # 2.5 steps
 
 
 def test_a_schedule_is_multiplied_not_replaced():

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -41,7 +42,7 @@ class BestModel(tf.keras.callbacks.Callback):
         self.best_epoch: int | None = None
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        value = float((logs or {})[self._monitor])
+        value = float(np.reshape((logs or {})[self._monitor], ()))  # F1Score of one output: [x].
         is_first = self.best is None and math.isfinite(value)
         is_better = is_first or (self.best is not None and self._sign * (value - self.best) > 0)
         if self._from_chief(is_better):

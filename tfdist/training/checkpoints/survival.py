@@ -166,6 +166,8 @@ class Survival:
                         join(self._origin)
                         self._take_notes()
                         self._is_ready = True
+                    elif len(self._notes.epochs) > len(self._history.epoch):
+                        self._take_rates()  # Others were told of an end that this one was not.
                 if self._last.is_over:
                     callback_state.leave_as_ended(self._callbacks, self._model)
                 else:
@@ -304,7 +306,7 @@ class Survival:
     def has_ended_before(self, epoch: int) -> bool:
         """Whether callbacks of others were told of an epoch's end; their rates are taken then."""
         has_ended = self._notes is not None and epoch in self._notes.epochs
-        if has_ended and self._begun == epoch:
+        if has_ended:
             self._take_rates()
         return has_ended
 
@@ -314,6 +316,7 @@ class Survival:
         return callback_state.has_stopped(self._callbacks, self._notes.callbacks)
 
     def _take_notes(self) -> None:
+        self._begun = self._notes.begun  # Another loss may come before the next epoch begins here.
         callback_state.restore(self._callbacks, self._notes.callbacks)
         self._history.epoch = list(self._notes.epochs)
         self._history.history = {name: list(v) for name, v in self._notes.history.items()}

@@ -178,14 +178,21 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         Returns:
             Whether a fixed rate changes from step to step, and not at the next one alone.
         """
-        last = self._scaling.warmup_epochs * self._steps_per_epoch
-        left = last - int(_value(steps_of(optimizer)))
+        step = int(_value(steps_of(optimizer)))
+        if step <= self._last_step:
+            self._last_rate = None  # The rate is that of a later step, perhaps of a callback.
+        left = self._last_of_warmup - step
         climbs = self._base_rate is not None and bool(self._scaling.warmup_epochs)
         self._is_climbing = climbs and left >= 0
         return climbs and left > 0
 
+    @property
+    def _last_of_warmup(self) -> int:
+        """The first step that has the whole rate: a part of an epoch need not be whole steps."""
+        return math.ceil(self._scaling.warmup_epochs * self._steps_per_epoch)
+
     def _tell_of_steps(self, optimizer: tf.keras.optimizers.Optimizer, step: int) -> None:
-        if step > self._scaling.warmup_epochs * self._steps_per_epoch:
+        if step > self._last_of_warmup:
             self._has_set = True
             print(
                 f"tfdist: the learning rate stays {float(_value(optimizer.learning_rate)):g}: it "
@@ -210,7 +217,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
             return
         optimizer = self.model.optimizer
         step = int(_value(steps_of(optimizer)))
-        self._is_climbing = step <= self._scaling.warmup_epochs * self._steps_per_epoch
+        self._is_climbing = step <= self._last_of_warmup
         if self._is_climbing:
             self._has_set = True
             self._tell_of_others(optimizer)
