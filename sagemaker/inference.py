@@ -43,7 +43,8 @@ def input_handler(data, context):
     if kind == "application/json":
         return body.decode()
     if kind in ("application/jsonlines", "application/x-jsonlines"):
-        lines = body.decode().splitlines()
+        # Not splitlines: what Unicode calls a line's end may stand within a string.
+        lines = body.decode().split("\n")
         return json.dumps({"instances": [json.loads(line) for line in lines if line.strip()]})
     if kind == "application/x-tfrecord":
         examples = [{"b64": base64.b64encode(record).decode()} for record in _records(body)]

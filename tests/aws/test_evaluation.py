@@ -39,7 +39,7 @@ def saved(folder, model, x, y):
     manifest = write((x, y), folder / "shards", split="test=1", num_shards=3)
     (folder / "model" / "tfdist").mkdir(parents=True)
     write_saved_model(model, manifest.schema, folder / "model" / "1")
-    about = saved_model.describe(model, manifest.schema)
+    about = saved_model.describe(model, manifest)
     (folder / "model" / "tfdist" / "model.json").write_text(json.dumps(about))
     place = folder / "shards"
     return folder / "model", Stored(manifest=place, split="test", folder=place)
@@ -89,9 +89,10 @@ def test_each_score_counts_sample_weights():
     assert np.isnan(only_ones["false_positive_rate"]["value"])
 
 
-def test_a_number(tmp_path):
+@pytest.mark.parametrize("whole", [False, True], ids=["fractions", "whole numbers"])
+def test_a_number(tmp_path, whole):
     x = RNG.normal(size=(NUM, 4)).astype(np.float32)
-    y = x.sum(axis=1)
+    y = (np.round(x.sum(axis=1) * 5) + 50).astype(np.int64) if whole else x.sum(axis=1)
     model = model_of(1, "mse")
     report = evaluation.evaluate(*saved(tmp_path, model, x, y))["regression_metrics"]
     guesses = model.predict(x, verbose=0)[:, 0]
@@ -171,6 +172,11 @@ def test_a_line_for_each_instance(inference, multiclass):
     assert kind == "application/jsonlines"
     rows = [json.loads(line) for line in answer.splitlines()]
     np.testing.assert_allclose(rows, model.predict(x[:3], verbose=0), rtol=1e-5)
+    # What Unicode calls a line's end may stand within a string.
+    context = SimpleNamespace(request_content_type="application/jsonlines", accept_header=None)
+    body = '{"text": "one\u2028two"}\r\n{"text": "three\u0085"}\n'.encode()
+    sent = json.loads(inference.input_handler(io.BytesIO(body), context))
+    assert sent["instances"] == [{"text": "one\u2028two"}, {"text": "three\u0085"}]
 
 
 def test_batch_transform_of_records(inference, multiclass):

@@ -115,6 +115,27 @@ def test_raw_data_in_s3():
     assert shard["ProcessingInputs"][0]["S3Input"]["S3Uri"] == "s3://raw/iris.csv"
 
 
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        *(("a.jsonl", "/a.jsonl"), ("A.CSV", "/A.CSV"), ("a.csv.gz", "/a.csv.gz")),
+        *(("a.tar", "/a.tar"), ("photos", ""), ("photos.d/2", "")),
+    ],
+)
+def test_a_file_in_s3_is_called_by_its_own_name(file, source):
+    value, _ = built(f"data={{source: s3://raw/{file}, split: 'train=3,test=1'}}")
+    arguments = by_name(value)["Shard"]["Arguments"]["AppSpecification"]["ContainerArguments"]
+    assert arguments[1] == f"/opt/ml/processing/input/raw{source}"
+
+
+def test_a_tflite_model_needs_records_that_can_be_read_again(tmp_path):
+    write("digits", tmp_path / "d", split="train=8,validation=1,test=1", num_shards=1)
+    data = f"data={{folder: {tmp_path / 'd'}, channels: {{train: {{mode: Pipe}}}}}}"
+    built(data)
+    with pytest.raises(OptionError, match=r"tflite int8, and a channel 'train' of mode Pipe"):
+        built(data, "training.tflite=int8")
+
+
 def test_what_aws_would_refuse_is_found():
     changes = (
         "registration.instance_types=[ml.c5.large]",

@@ -79,10 +79,30 @@ class Rows(keras.metrics.Metric):
         return tf.convert_to_tensor(self.count)
 
 
+class Steps(keras.layers.Layer):
+    """Counts steps in a variable of TensorFlow, which Keras 3 does not know of."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.count = tf.Variable(0.0, trainable=False, name="count")
+
+    def call(self, inputs, training=False):
+        if training:
+            self.count.assign_add(1.0)
+        return inputs * (1 + self.count / 100)
+
+    def save_own_variables(self, store):
+        store["count"] = self.count.numpy()
+
+    def load_own_variables(self, store):
+        self.count.assign(store["count"])
+
+
 def model_fn():
     model = keras.Sequential(
         [
             keras.Input((6,)),
+            Steps(),
             keras.layers.Dense(8, activation="tanh"),
             keras.layers.BatchNormalization(),
             keras.layers.Dense(2),

@@ -171,6 +171,38 @@ def weights_read_within_an_epoch_are_the_servers(strategy, folder):
         assert np.abs(before - after).max() > 0
 
 
+@scenario
+def what_callbacks_read_and_set_on_a_layer_within_an_epoch_is_the_servers(strategy, folder):
+    seen, was = [], []
+
+    class Reader(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            kernel = self.model.layers[0].kernel.numpy()
+            outputs = self.model(X, training=False).numpy()
+            np.testing.assert_array_equal(kernel, self.model.get_weights()[0])
+            np.testing.assert_allclose(outputs, self.model.predict(X, verbose=0), atol=1e-6)
+            seen.append(kernel)
+
+    model = strategy.build(model_fn)
+    model.fit(data_of(strategy), callbacks=[Reader()], verbose=0)
+    for before, after in itertools.pairwise(seen):
+        assert np.abs(before - after).max() > 0
+
+    class Writer(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            layer = self.model.layers[0]
+            if batch == 2:
+                was.extend(layer.get_weights())
+                layer.kernel.assign_add(tf.ones_like(layer.kernel))
+                layer.set_weights([layer.kernel.numpy(), was[1] + 2])
+
+    model = strategy.build(lambda: model_fn(keras.optimizers.SGD(0.0)))
+    model.fit(data_of(strategy), callbacks=[Writer()], verbose=0)
+    kernel, bias = model.layers[0].get_weights()
+    np.testing.assert_array_equal(kernel, was[0] + 1)
+    np.testing.assert_array_equal(bias, was[1] + 2)
+
+
 @scenario(long=True)
 def keras_callbacks_work(strategy, folder):
     rates = [0.5, 0.25, 1e-5]

@@ -57,6 +57,22 @@ def shapes(manifest: Manifest) -> dict[str, Shape]:
     }
 
 
+def check_tflite(kind: str, *, is_pipe: bool) -> None:
+    """Raises OptionError where the records that a TFLite model is proved on come only once.
+
+    Args:
+        kind: of the model; "none" is none.
+        is_pipe: whether the channel "train" is one of mode Pipe.
+    """
+    if kind != "none" and is_pipe:
+        raise OptionError(
+            "a job that writes a TFLite model must have records that can be read again, to prove "
+            "it on",
+            received=f"tflite {kind}, and a channel 'train' of mode Pipe",
+            mend="Choose mode File or FastFile, or run `tfdist export` after the job",
+        )
+
+
 def channels(
     splits: Mapping[str, Shape],
     wanted: Mapping[str, ChannelConfig],

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist import topology
+from tfdist.aws.channels import check_tflite
 from tfdist.aws.container import Container
 from tfdist.aws.entry import Parser
 from tfdist.compat import import_tensorflow, keras
@@ -163,12 +164,14 @@ def train(arguments: list[str], code_folder: Path) -> None:
     from tfdist.training.engine import model_path
 
     model_path.check(options.model)
-    if container.source("train", place) is None:
+    source = container.source("train", place)
+    if source is None:
         raise DataError(
             "a job must have a channel 'train'",
             received=f"only channels {', '.join(container.channels)}",
             mend="Start the job with its training data as the channel 'train'",
         )
+    check_tflite(options.tflite, is_pipe=source.pipes)
     with strategy:
         fit(strategy, options, container, code_folder)
 

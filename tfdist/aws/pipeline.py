@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tfdist.aws import bundle, definition, images, serving, training, tuning
@@ -113,6 +114,14 @@ def _step(name: str, kind: str, arguments: dict[str, Any], **more: Any) -> dict[
     return {"Name": name, "Type": kind, "Arguments": arguments, **more}
 
 
+def _is_file(name: str) -> bool:
+    from tfdist.records.writing.streams import tar_files
+    from tfdist.records.writing.tables.files import kind_of_file
+
+    kind = kind_of_file(Path(name))
+    return kind is not None or name.lower().endswith((".npz", ".npy", *tar_files.SUFFIXES))
+
+
 @dataclass
 class _Builder:
     config: Config
@@ -191,10 +200,10 @@ class _Builder:
         source, inputs = data.source, {}
         if source.startswith("s3://"):
             inputs = {"raw": source}
-            # A file of a table is called by its own name; a folder of images is the folder.
-            is_file = source.endswith((".csv", ".npz"))
+            # A file is called by its own name; a folder of images is the folder.
+            name = source.rsplit("/", 1)[1]
             folder = f"{PROCESSING_DIR}/input/raw"
-            source = f"{folder}/{source.rsplit('/', 1)[1]}" if is_file else folder
+            source = f"{folder}/{name}" if _is_file(name) else folder
         output = f"{PROCESSING_DIR}/output"
         arguments = {
             "source": source,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from tfdist.aws.evaluation import ARCHIVE
 from tfdist.errors import OptionError, cannot_write
 from tfdist.records.format.manifest import Manifest, load_manifest
-from tfdist.records.format.schema import Schema
 from tfdist.runs.files import write_json
 from tfdist.strategies.base import called, clone
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfdist.export.versions import Served
+    from tfdist.records.format.schema import Feature
 
 # That tfdist init --sagemaker copies.
 _SCRIPTS = Path(__file__).with_name("scripts")
@@ -39,7 +39,7 @@ def plain(model_fn: Any, weights: list[np.ndarray]) -> tf.keras.Model:
     return model
 
 
-def describe(model: tf.keras.Model, schema: Schema) -> dict[str, Any]:
+def describe(model: tf.keras.Model, manifest: Manifest) -> dict[str, Any]:
     """Returns what evaluation must know of the outputs: problem, classes, and whether logits.
 
     ``problem`` is "multiclass", "binary", "regression", or None for anything else.
@@ -48,13 +48,16 @@ def describe(model: tf.keras.Model, schema: Schema) -> dict[str, Any]:
 
     from tfdist.keras.losses import compiled_losses
 
+    schema = manifest.schema
     label = schema.class_label
     labels = schema.of_role("label")
     outputs = model.output_shape
     problem = None
     if isinstance(outputs, tuple) and len(outputs) == 2:
-        if label is not None:
-            problem = "multiclass" if outputs[-1] > 1 else "binary"
+        if label is not None and outputs[-1] > 1:
+            problem = "multiclass"
+        elif label is not None and _are_two(label, manifest):
+            problem = "binary"
         elif len(labels) == 1 and set(labels[0].read_shape) <= {1}:
             problem = "regression" if outputs[-1] == 1 else None
     # As compiled: a user may have given one loss in a list or by the name of its output.
@@ -64,6 +67,14 @@ def describe(model: tf.keras.Model, schema: Schema) -> dict[str, Any]:
         "from_logits": any(getattr(loss, "from_logits", False) for loss in losses),
         "classes": None if label is None or label.classes is None else list(label.classes),
     }
+
+
+def _are_two(label: Feature, manifest: Manifest) -> bool:
+    """Whether the class ids are 0 and 1: else they are whole numbers that a model tells."""
+    if label.classes is not None:
+        return len(label.classes) == 2
+    counts = [split.class_counts for split in manifest.splits.values()]
+    return all(of_split is not None and set(of_split) <= {0, 1} for of_split in counts)
 
 
 def write_about(folder: Path, model: tf.keras.Model, manifest: Manifest, code_folder: Path) -> None:
@@ -77,7 +88,7 @@ def write_about(folder: Path, model: tf.keras.Model, manifest: Manifest, code_fo
     about = folder / "tfdist"
     about.mkdir(exist_ok=True)
     manifest.save(about)
-    write_json(about / "model.json", describe(model, manifest.schema))
+    write_json(about / "model.json", describe(model, manifest))
     for file, target in _SERVING_FILES.items():
         (folder / target).parent.mkdir(exist_ok=True)
         shutil.copyfile(code_folder / file, folder / target)

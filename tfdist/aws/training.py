@@ -11,8 +11,8 @@ from typing import Any
 
 from tfdist.aws import images
 from tfdist.aws.bundle import ARCHIVE, shipped
-from tfdist.aws.channels import Channel
-from tfdist.aws.config import Config, SecurityConfig, TrainingConfig
+from tfdist.aws.channels import Channel, check_tflite
+from tfdist.aws.config import ChannelConfig, Config, SecurityConfig, TrainingConfig
 from tfdist.aws.instances import Instance
 from tfdist.compat.keras import imported_by
 from tfdist.errors import OptionError
@@ -114,6 +114,8 @@ def hyperparameters(config: Config) -> dict[str, Any]:
             received=f"training.hyperparameters with {', '.join(training.hyperparameters)}",
             mend="Give them as training.epochs and so on, or a script of your own as entry_point",
         )
+    channel = config.data.channels.get("train", ChannelConfig())
+    check_tflite(training.tflite, is_pipe=channel.mode == "Pipe")
     values = {
         "model": shipped(config.model),
         "strategy": training.strategy,

@@ -115,6 +115,12 @@ def num_added_losses(layer: tf.keras.layers.Layer) -> int:
     return len(layer._get_regularization_losses() if IS_KERAS_3 else layer._callable_losses)
 
 
+def weight_losses(layer: tf.keras.layers.Layer) -> list[tf.Tensor]:
+    """Returns the losses of Keras 2 that ``layer`` itself adds for its weights, computed anew."""
+    losses = [compute() for compute in layer._callable_losses]
+    return [loss for loss in losses if loss is not None]
+
+
 def merged(layer: tf.keras.layers.Layer, inputs: list[tf.Tensor]) -> tf.Tensor:
     """Returns what a layer as Add or Maximum makes of inputs whose shapes are equal."""
     return layer._merge_function(inputs)

@@ -106,7 +106,13 @@ def loss_anew(compiled: Any, output_names: list[str] | None) -> Any:
 
 
 def function_of(part: Any) -> Any:
-    """Returns the function that a loss or metric was made from, itself without one."""
+    """Returns the function that a loss or metric was made from, itself without one.
+
+    That of the name of a loss, too, as Keras finds it: a user may have registered his own.
+    """
+    if isinstance(part, str):
+        with contextlib.suppress(ValueError):  # Keras says so itself.
+            part = tf.keras.losses.get(part)
     return getattr(part, "_fn", getattr(part, "fn", part))
 
 

@@ -29,11 +29,7 @@ def class_weights(given: str | Mapping[Any, Any], split: str) -> dict[str, float
         OptionError: weights that cannot be read, or of classes that there are not.
         DataError: the data does not say which classes its records have.
     """
-    from tfdist.records.buckets.cache import local_shards
-    from tfdist.records.format.manifest import load_manifest
-
-    place = local_shards(split)
-    return of_manifest(given, load_manifest(place.parent), place.name)
+    return of_manifest(given, *_opened(split))
 
 
 def readable_again(given: str | Mapping[Any, Any], split: str) -> dict[str, float]:
@@ -45,17 +41,13 @@ def readable_again(given: str | Mapping[Any, Any], split: str) -> dict[str, floa
     Raises:
         OptionError: as ``class_weights``, and where neither names nor numbers tell the classes.
     """
-    from tfdist.records.buckets.cache import local_shards
-    from tfdist.records.format.manifest import load_manifest
-
-    place = local_shards(split)
-    manifest = load_manifest(place.parent)
+    manifest, split_name = _opened(split)
     names = dict(enumerate(_names(manifest)))
-    weights = of_manifest(given, manifest, place.name)
+    weights = of_manifest(given, manifest, split_name)
     found = {_readable(names.get(int(n)), n): weight for n, weight in weights.items()}
     again = None
     with contextlib.suppress(OptionError):
-        again = of_manifest(found, manifest, place.name)
+        again = of_manifest(found, manifest, split_name)
     if again != weights:
         raise OptionError(
             "class_weight must be of classes that can be told by name or number, where it is "
@@ -65,6 +57,14 @@ def readable_again(given: str | Mapping[Any, Any], split: str) -> dict[str, floa
             mend="Write the shards with other names of classes, or leave class_weight out",
         )
     return found
+
+
+def _opened(split: str) -> tuple[Manifest, str]:
+    from tfdist.records.buckets.cache import local_shards
+    from tfdist.records.format.manifest import load_manifest
+
+    place = local_shards(split)
+    return load_manifest(place.parent), place.name
 
 
 def _readable(name: str | None, number: str) -> str:

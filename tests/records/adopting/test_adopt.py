@@ -279,6 +279,27 @@ def test_how_records_are_read_is_changed_without_touching_them(tmp_path):
     assert len(set(prints)) == 2
 
 
+def test_other_files_are_not_taken_for_those_of_a_manifest(tmp_path):
+    for name, count in (("v1", 1), ("v2", 3)):
+        write(tmp_path / name / "train.tfrecord", [example(x=[0.5, 1.0], y=1)] * count)
+    adopt(tmp_path / "v1", tmp_path / "ours")
+    for options in ({}, {"labels": "y"}):
+        assert adopt(tmp_path / "v1", tmp_path / "ours", **options).splits["train"].records == 1
+        assert adopt(tmp_path / "v1/train*", tmp_path / "ours", **options).shards_in == "../v1"
+        with pytest.raises(DataError, match="must have no manifest yet"):
+            adopt(tmp_path / "v2", tmp_path / "ours", **options)
+
+
+def test_adopted_with_another_label(tmp_path):
+    write(tmp_path / "a.tfrecord", [example(x=[0.5, 1.0], a=n, b=n, c=n - 1) for n in (1, 2)])
+    adopt(tmp_path, inputs="x", labels="a", first_class=1)
+    adopt(tmp_path, inputs="x", labels="c")
+    assert batch(tmp_path)[1].numpy().tolist() == [0, 1]
+    adopt(tmp_path, inputs="x,b", labels="a", first_class=1)
+    adopt(tmp_path, inputs="x,a", labels="c")
+    assert batch(tmp_path)[0]["a"].numpy().tolist() == [1, 2]
+
+
 def test_shards_of_ones_own_can_only_be_read_otherwise(tmp_path):
     from tfdist.records import write as write_own
 

@@ -311,6 +311,17 @@ class TestGenerators:
         with pytest.raises(DataError, match="must end"):
             open_records(endless)
 
+    def test_one_with_a_length_may_have_the_same_elements_many_times(self):
+        class Loader:
+            def __len__(self):
+                return 1200
+
+            def __iter__(self):
+                for n in range(1200):
+                    yield np.float32([n % 2, n // 2 % 2]), n % 2
+
+        assert open_records(Loader()).num_records == 1200
+
     def test_one_that_changes_its_structure_or_its_values(self):
         def other_parts():
             yield X[0], Y[0]

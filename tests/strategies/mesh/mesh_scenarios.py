@@ -223,7 +223,8 @@ def recurrent():
     ids = keras.Input((6,), dtype="int32")
     x = L.Embedding(16, 16, mask_zero=True)(ids)
     x = L.Bidirectional(L.GRU(8, return_sequences=True))(x)
-    y, *states = L.LSTM(8, return_sequences=True, return_state=True)(x)
+    lstm = L.LSTM(8, return_sequences=True, return_state=True, recurrent_regularizer="l2")
+    y, *states = lstm(x)
     z = L.LSTM(8, go_backwards=True)(L.TimeDistributed(L.Dense(8, "tanh"))(y), initial_state=states)
     a = L.RNN(L.StackedRNNCells([L.GRUCell(4), L.SimpleRNNCell(4)]), unroll=True)(x)
     b = L.SimpleRNN(4)(L.Masking()(L.Concatenate()([y, x])))
@@ -247,7 +248,14 @@ def masked():
 def reshaped():
     """Layers that each device computes whole, images and sequences."""
     images = keras.Input((8, 8, 3))
-    x = L.SeparableConv2D(8, 3, padding="same", activation="elu")(images)
+    x = L.SeparableConv2D(
+        8,
+        3,
+        padding="same",
+        activation="elu",
+        depthwise_regularizer="l2",
+        pointwise_regularizer="l1",
+    )(images)
     x = L.UnitNormalization()(L.GroupNormalization(4)(x))
     x = L.Conv2DTranspose(4, 3, strides=2)(L.Cropping2D(1)(x))
     x = L.CenterCrop(6, 6)(L.Resizing(9, 9)(L.PReLU()(x)))
@@ -653,10 +661,25 @@ def sequential(*layers, shape=(6,), batch_size=None, **options):
     return model
 
 
+def functional(between):
+    def make():
+        inputs = keras.Input((4, 6))
+        return compiled(inputs, L.Dense(16)(between(inputs)))
+
+    return make
+
+
 class AddsLoss(L.Layer):
     def call(self, x):
         self.add_loss(tf.reduce_mean(x))
         return x * 2.0
+
+
+class DropsPath(L.Layer):
+    def call(self, x, training=None):
+        if not training:
+            return x
+        return x * tf.cast(tf.random.uniform([]) >= 0.5, x.dtype)
 
 
 class Repeats(L.Layer):
@@ -732,6 +755,19 @@ def refusals():
         "nothing to split": (lambda: sequential(L.Dense(5)), {}),
         "no graph": (lambda: sequential(OfItsOwn(name="encoder"), L.Dense(16)), {}),
         "repeated": (lambda: sequential(Repeats(), L.Dense(16), shape=(4, 6)), {}),
+        "draws in a call": (lambda: sequential(DropsPath(), L.Dense(16)), {}),
+        "draws between": (functional(lambda x: x + tf.random.normal(tf.shape(x))), {}),
+        "always in training": (functional(lambda x: L.Dropout(0.5)(x, training=True)), {}),
+        "inner activity": (
+            functional(lambda x: L.TimeDistributed(L.Dense(16, activity_regularizer="l2"))(x)),
+            {},
+        ),
+        "joins rows": (functional(lambda x: tf.reshape(x, [-1, 6])), {}),
+        "rows of zeros": (
+            functional(lambda x: tf.concat([x, tf.zeros([tf.shape(x)[0], 1, 6])], 1)),
+            {},
+        ),
+        "of no layer": (functional(lambda x: x * tf.Variable(1.0)), {}),
     }
 
     def by_hand():
@@ -798,6 +834,33 @@ def ids_of_no_row():
             if difference(start, model.get_weights()):
                 told.append("weights that moved")
     return told
+
+
+@scenario
+def outputs_of_one_tensor():
+    x, y = rows(16, 4), (np.zeros((16, 2), np.float32), np.ones((16, 2), np.float32))
+    result = {}
+    for activation in (None, "sigmoid"):
+
+        def model_fn(activation=activation):
+            keras.utils.set_random_seed(1)
+            inputs = keras.Input((4,))
+            z = L.Dense(16, "tanh")(inputs)
+            z = L.Dense(2, activation)(z)
+            again = z if activation else L.Activation("linear")(z)
+            loss = "binary_crossentropy" if activation else "mse"
+            model = keras.Model(inputs, [z, again])
+            model.compile(keras.optimizers.SGD(0.1), loss, loss_weights=[1.0, 0.5])
+            return model
+
+        found = []
+        for strategy in (tfdist.strategy("single"), mesh(2, 2)):
+            with strategy:
+                model = strategy.build(model_fn)
+                model.fit(strategy.dataset((x, y), global_batch_size=8), epochs=2, verbose=0)
+                found.append(model.get_weights())
+        result[str(activation)] = difference(*found)
+    return result
 
 
 @scenario

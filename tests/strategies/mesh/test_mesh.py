@@ -172,6 +172,13 @@ def test_callbacks_read_and_set_weights_within_a_fit(results):
         ("divides", ["dimension 1 of dense", "splits, 15 in", "[1, 3, 5, 15]"]),
         ("no graph", ["layer 'encoder' (OfItsOwn)", "without a graph", "shard='optimizer'"]),
         ("repeated", ["tile of a weight", "tf.shape(x)[0]"]),
+        ("draws in a call", ["(DropsPath)", "once for all steps"]),
+        ("draws between", ["tf.random.normal", "once for all steps"]),
+        ("always in training", ["(Dropout)", "evaluate and predict, too", "training=True"]),
+        ("inner activity", ["(TimeDistributed)", "inside of it has an activity regularizer"]),
+        ("joins rows", ["reshape works over the rows"]),
+        ("rows of zeros", ["tf.concat", "a row for each record, but is constant"]),
+        ("of no layer", ["a weight of a layer", "1 in operations between layers"]),
         ("clipped table", ["clipvalue and", "Use clipnorm"]),
         ("compiled again", ["the Adam of an earlier compile", "Make a new one"]),
         ("by hand", ["apply_gradients outside", "fit or train_on_batch"]),
@@ -191,6 +198,11 @@ def test_an_id_that_an_embedding_has_no_row_for_is_named(results):
     for message in told:
         assert "'words'" in message
         assert "0 to 15, but found id 4294967297" in message
+
+
+def test_two_outputs_may_be_one_tensor(results):
+    found = of(results, "outputs_of_one_tensor")
+    assert max(found.values()) <= _TOLERANCE, found
 
 
 def test_an_output_without_a_loss_is_left_alone(results):

@@ -80,6 +80,39 @@ def few_rows(strategy: Any, folder: Path) -> None:
 
 
 @scenario
+def a_regularizer_counts_once_wherever_its_layer_is_called(strategy: Any, folder: Path) -> None:
+    def made() -> keras.Model:
+        inputs = keras.Input((6, 6, 2))
+        shared = layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.5))
+        one = layers.TimeDistributed(shared)(layers.Reshape((12, 6))(inputs))
+        other = shared(layers.Dense(6, "tanh")(layers.Flatten()(inputs)))
+        model = keras.Model(inputs, layers.Dense(3)(layers.Flatten()(one)) + other)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.05), loss)
+        return model
+
+    model, plain = both(strategy, made)
+    assert train(strategy, model, plain, 21) < 1e-6
+    assert largest(model.get_weights(), plain.get_weights()) < 1e-6
+
+
+@scenario
+def a_loss_of_ones_own_may_be_called_by_its_name(strategy: Any, folder: Path) -> None:
+    def own(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean(tf.square(y_pred - tf.cast(y_true, y_pred.dtype)))
+
+    def made() -> keras.Model:
+        model = model_fn()
+        model.compile("sgd", "tfdist>own")
+        return model
+
+    with keras.utils.custom_object_scope({"tfdist>own": own}):
+        model, plain = both(strategy, made)
+        assert train(strategy, model, plain, 9) < 1e-6
+        assert largest(model.get_weights(), plain.get_weights()) < 1e-6
+
+
+@scenario
 def files(strategy: Any, folder: Path) -> None:
     model = strategy.build(model_fn)
     model.fit(strategy.dataset((X, Y), global_batch_size=8), verbose=0)

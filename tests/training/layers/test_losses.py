@@ -149,3 +149,10 @@ def test_a_metric_of_ones_own_gets_labels_of_its_dtype_where_it_is_counted():
     with losses.counted_as(tf.constant(0.5)):
         found = model.compute_metrics(x, y, y_pred, None)
     assert float(found["error"]) == pytest.approx(float(expected))
+
+
+def test_a_name_is_that_of_the_loss_that_keras_finds():
+    assert losses.is_keras_own("mse")
+    with keras.utils.custom_object_scope({"own": lambda y, y_pred: tf.reduce_mean(y_pred)}):
+        assert not losses.is_keras_own("own")
+    assert not losses.is_keras_own("own")

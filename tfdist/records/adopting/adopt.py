@@ -154,6 +154,8 @@ def adopt(
     home = _home(source, out)
     before = _manifest_of(home) if home is not None else None
     is_new = said.names_columns or any(it is not None for it in (split, names, first_class))
+    if before is not None and out is not None:
+        _check_same_files(source, home, before)
     if before is not None and not is_new:
         return _read_otherwise(home, before, reading, tell)
     if before is not None:
@@ -276,6 +278,20 @@ def _manifest_of(folder: Path) -> Manifest | None:
             received=error.rule if error.received is None else f"{error.rule}: {error.received}",
             mend=f"Write the manifest elsewhere with {spelt('out', 'FOLDER')}",
         ) from None
+
+
+def _check_same_files(source: Any, home: Path, before: Manifest) -> None:
+    """Raises DataError where files are named that the manifest in ``home`` is not of."""
+    if isinstance(source, str | os.PathLike) and os.path.realpath(source) == os.path.realpath(home):
+        return
+    named = os.path.realpath(find_files(source).folder)
+    known = os.path.realpath(home / (before.shards_in or ""))
+    if os.path.commonpath([named, known]) != known:
+        raise DataError(
+            f"{home} must have no manifest yet, or that of the files that are adopted",
+            received=f"one of the files in {known}",
+            mend=f"Choose a new folder with {spelt('out', 'FOLDER')}",
+        )
 
 
 def _read_otherwise(home: Path, before: Manifest, reading: _Reading, tell: Tell) -> Manifest:
@@ -502,7 +518,8 @@ def _schema(
         return schema, notes
     ids = described[label.name].found.class_counts
     offset = label.reading.offset if first_class is None else first_class
-    names = classes or label.classes or (earlier[label.name].classes if earlier else None)
+    known = earlier.get(label.name)
+    names = classes or (None if known is None else known.classes) or label.classes
     label = replace(label, classes=names, reading=replace(label.reading, offset=offset))
     _check_ids(label, ids)
     if ids and min(ids) == 1 and offset == 0:
@@ -525,7 +542,10 @@ def _read_as_before(feature: Feature, before: Feature | None) -> Feature:
     ):
         return feature
     # That is found in the files, and no choice.
-    return replace(feature, reading=replace(before.reading, upright=feature.reading.upright))
+    reading = replace(before.reading, upright=feature.reading.upright)
+    if feature.role != before.role:
+        reading = replace(reading, offset=0)  # That of class ids.
+    return replace(feature, reading=reading)
 
 
 def _check_weights(weight: str, scanned: Mapping[str, Scanned]) -> None:

@@ -107,7 +107,8 @@ class Found:
             return
         self.fewest = min(self.fewest, other.fewest) if self.records else other.fewest
         self.most = max(self.most, other.most)
-        self.step = other.step if self.step in (0, other.step) else -1
+        if other.step:  # Else all of its lists are empty.
+            self.step = other.step if self.step in (0, other.step) else -1
         self.binary = other.binary if not self.values or self.binary == other.binary else -1
         self.example = self.example or other.example
         self.in_list |= other.in_list

@@ -180,8 +180,8 @@ class Manifest:
             raise DataError(
                 f"the shards of {folder / MANIFEST_NAME} must be in the folder that it names",
                 received=f"no folder {shards}",
-                mend=f"Move them back, or write a manifest of them where they are: "
-                f"`tfdist adopt FOLDER --out {folder}`",
+                mend="Move them back, or write a manifest of them where they are: "
+                "`tfdist adopt FOLDER --out NEW_FOLDER`",
             )
         return shards
 

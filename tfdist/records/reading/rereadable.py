@@ -86,6 +86,7 @@ class _Survey:
 
 def _surveyed(source: Source) -> _Survey:
     found, seen = None, set()
+    has_length = hasattr(source.given, "__len__")
     told_at = time.monotonic()
     for given in source.read():
         element = element_of(given)
@@ -102,12 +103,14 @@ def _surveyed(source: Source) -> _Survey:
         if found.last_shapes:
             found.earlier_shapes.add(found.last_shapes)
         found.last_shapes = tuple(leaf.shape for leaf in leaves)
-        seen.add(fingerprint(leaves))
-        if found.count > max(_ELEMENTS_BEFORE_ENDLESS, _RETURNS * len(seen)):
+        if not has_length:
+            seen.add(fingerprint(leaves))
+        if not has_length and found.count > max(_ELEMENTS_BEFORE_ENDLESS, _RETURNS * len(seen)):
             raise DataError(
                 f"{source.name} must end, since tfdist repeats it each epoch",
                 received=f"the same {len(seen)} elements again and again",
-                mend="Let it end after one pass over the data",
+                mend="Let it end after one pass over the data, or, where it does, give it a length "
+                "as a Sequence has, or its arrays",
             )
         if time.monotonic() - told_at > _NOTICE_INTERVAL_S:
             told_at = time.monotonic()

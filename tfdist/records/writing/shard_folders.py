@@ -38,12 +38,10 @@ class ShardFolder:
 
     Attributes:
         manifest: that of the folder, with the splits that are meant alone.
-        is_one_split: whether one was named, whose records may be divided anew.
     """
 
     folder: Path
     manifest: Manifest
-    is_one_split: bool
 
     def columns(self) -> Columns:
         """Returns what there is to say of the source before it is written."""
@@ -82,7 +80,7 @@ def find_shards(source: object) -> ShardFolder | None:
                 f"{len(split.clients)} clients",
                 mend="Write it from its source again",
             )
-    return ShardFolder(path, manifest, name is not None)
+    return ShardFolder(path, manifest)
 
 
 def write_shards_anew(source: ShardFolder, out: Path, options: WriteOptions) -> Manifest:

@@ -317,7 +317,9 @@ def _write_stream(stream: Stream, head: Head, out: Path, options: WriteOptions) 
                 "arrays of what you need",
             )
     shares = options.shares
-    if stream.splits is not None and shares is None:
+    # A split that is asked for divides anew what is divided.
+    keeps_splits = stream.splits is not None and shares is None
+    if keeps_splits:
         shares = dict.fromkeys(stream.splits, 1.0)
     shares = parse_split(DEFAULT_SPLIT) if shares is None else shares
     if options.opened is not None:
@@ -325,7 +327,9 @@ def _write_stream(stream: Stream, head: Head, out: Path, options: WriteOptions) 
         options.opened(replace(head.features.columns(), notes=stream.notes))
     try:
         with said_of(out):
-            manifest = write_stream(stream, head, out, replace(options, shares=shares))
+            manifest = write_stream(
+                stream, head, out, replace(options, shares=shares), keeps_splits=keeps_splits
+            )
     except SourceFailedError as error:
         raise error.__cause__ from None
     options.tell_notes(stream.notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +12,13 @@ import tensorflow as tf
 
 from tfdist import keras
 from tfdist.compat import is_keras
+from tfdist.keras.layers import layers_in
 from tfdist.strategies.mesh import masks
 from tfdist.strategies.mesh.context import Context, has_batch
 from tfdist.strategies.mesh.operations import mtf, without_log
 from tfdist.strategies.mesh.operators import convert_operator
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, rule_of
+from tfdist.training.layers.randomness import drawing_layers, unseeded
 
 # Where the functional form of a composite layer is kept: (training, shapes) -> model.
 _TRACES = "_tfdist_mesh_traces"
@@ -62,6 +65,12 @@ def _call(context: Context, node: Any, arguments: Any, options: dict[str, Any]) 
     training = options.pop("training", None)
     given = arguments
     before = context.training
+    if training and not context.training and _is_other_in_training(layer):
+        raise UnsupportedLayerError(
+            layer,
+            "it is called with training=True, which holds in evaluate and predict, too",
+            "Leave training=True out of its call, or train on mirrored, horovod or multi_worker",
+        )
     if training is not None:
         context.training = context.training and bool(training)
     with context.computing_as(layer):
@@ -72,6 +81,13 @@ def _call(context: Context, node: Any, arguments: Any, options: dict[str, Any]) 
     _add_activity_loss(context, layer, result)
     context.training = before
     return result
+
+
+def _is_other_in_training(layer: Any) -> bool:
+    parts = layers_in(layer)
+    normalizes = any(isinstance(part, tf.keras.layers.BatchNormalization) for part in parts)
+    is_own = any(not is_keras(type(part).__module__) for part in parts)
+    return normalizes or is_own or bool(drawing_layers(layer))
 
 
 def _autocast(context: Context, value: Any) -> Any:
@@ -91,6 +107,9 @@ def _call_layer(context: Context, layer: Any, arguments: Any, options: dict[str,
     elif mask is not None:
         raise UnsupportedLayerError(layer, "it is called with a mask")
     if rule is not None:
+        inner = layers_in(layer)[1:]
+        if any(getattr(part, "activity_regularizer", None) is not None for part in inner):
+            raise UnsupportedLayerError(layer, "a layer inside of it has an activity regularizer")
         arguments = tf.nest.map_structure(lambda x: _on_mesh(context, layer, x), arguments)
         return rule(context, layer, *arguments, **options)
     if keras.graph.has_graph(layer):
@@ -226,7 +245,16 @@ def _trace(
                 refused = dict.fromkeys(("add_loss", "add_metric"), _refuse_added(layer))
                 wrapped = {name: _OnConstants(s, found) for name, s in sublayers.items()}
                 vars(layer).update(weights | refused | wrapped)
-                outputs = layer.call(*tf.nest.pack_sequence_as(arguments, symbols), **options)
+                given = tf.nest.pack_sequence_as(arguments, symbols)
+                call = functools.partial(layer.call, *given, **options)
+                if _draws(call):
+                    raise UnsupportedLayerError(
+                        layer,
+                        "its call draws random numbers, once for all steps",
+                        "Draw them by layers that are attributes of it: Dropout, GaussianNoise",
+                    )
+                found.clear()
+                outputs = call()
                 inputs = [*symbols, *weights.values(), *(symbol for symbol, _ in found)]
                 with without_log():  # Weights have no batch: their first dimensions differ.
                     model = tf.keras.Model(inputs, outputs)
@@ -243,6 +271,19 @@ def _trace(
             vars(layer).update(own | sublayers)
         traces[key] = model, [value for _, value in found]
     return traces[key]
+
+
+def _draws(call: Callable[[], Any]) -> bool:
+    """Whether a call draws numbers beside its symbols: when it is traced, once for all steps."""
+
+    def run() -> None:
+        call()
+
+    try:
+        graph = tf.function(run, autograph=False).get_concrete_function().graph
+    except Exception:  # What works eagerly alone tells nothing.
+        return False
+    return bool(unseeded(graph, graph.get_operations()))
 
 
 # Regularizers of activations --------------------------------------------------------------------

@@ -388,7 +388,9 @@ class LossBridge(mtf.Operation):
         for place, (gradient, logits) in enumerate(zip(gradients, behind, strict=True)):
             laid_out = devices.import_tf_tensor(self.outputs[place], tf.convert_to_tensor(gradient))
             if logits is not None:
-                self.inputs[place].operation.gradients_of_logits[:] = laid_out.tensor_list
+                held = self.inputs[place].operation.gradients_of_logits
+                own = laid_out.tensor_list  # Two outputs may be one tensor.
+                held[:] = [a + b for a, b in zip(held, own, strict=True)] if held else own
                 zeros = [tf.zeros_like(part) for part in laid_out.tensor_list]
                 laid_out = devices.LaidOutTensor(zeros)
             lowering.set_tensor_lowering(self.outputs[place], laid_out)

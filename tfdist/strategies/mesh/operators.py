@@ -6,6 +6,7 @@ where it is certain that it does not mix rows of the batch.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,12 @@ def convert_operator(
     if is_slicing(layer):
         spec = _argument(arguments, options, 1, "slice_spec")
         arguments, options = (arguments[0], _slices(spec)), {}
+    if symbol.startswith("random."):
+        raise UnsupportedLayerError(
+            layer,
+            "it draws random numbers, once for all steps",
+            "Draw them by layers: Dropout, GaussianNoise",
+        )
     if not on_mesh:
         with tf.init_scope():  # Outside of the step's graph, so that its value stays known.
             return layer.function(*arguments, **options)
@@ -62,7 +69,10 @@ def convert_operator(
         return _for_each_row(context, layer, arguments, options)
     if not all(has_batch(x) for x in on_mesh):
         raise UnsupportedLayerError(layer, f"it is {symbol} of a tensor without a batch (a weight)")
-    _check_keeps_rows(layer, symbol, arguments, options, on_mesh[0])
+    made = node.outputs.shape if hasattr(node.outputs, "shape") else ()
+    _check_keeps_rows(layer, symbol, arguments, options, on_mesh[0], made)
+    if any(_has_rows(value, context.batch.size) for value in flat):
+        raise UnsupportedLayerError(layer, "one operand has a row for each record, but is constant")
     if symbol == "reshape":
         arguments, options = (on_mesh[0], [-1, *node.outputs.shape[1:]]), {}
     return _each_row(context, layer, node, arguments, options)
@@ -91,6 +101,11 @@ def _elementwise(
         return layer.function(*positional, **named)
 
     return context.local(run, tensors, output, dtype=node.outputs.dtype, name=layer.name)
+
+
+def _has_rows(value: Any, rows: int) -> bool:
+    is_constant = isinstance(value, (tf.Tensor, np.ndarray)) and len(value.shape) > 1
+    return is_constant and rows > 1 and value.shape[0] == rows
 
 
 def _is_operand(value: Any) -> bool:
@@ -143,9 +158,13 @@ def _for_each_row(context: Context, layer: Any, arguments: Any, options: dict[st
 
 
 def _check_keeps_rows(
-    layer: Any, symbol: str, arguments: Any, options: dict[str, Any], x: Any
+    layer: Any, symbol: str, arguments: Any, options: dict[str, Any], x: Any, made: Any
 ) -> None:
-    """Raises UnsupportedLayerError unless each row of the output comes from its own row."""
+    """Raises UnsupportedLayerError unless each row of the output comes from its own row.
+
+    Args:
+        made: shape of the output.
+    """
     rank = len(x.shape.dims)
     if symbol in _REDUCTIONS:
         axis = _argument(arguments, options, 1, "axis")
@@ -160,7 +179,7 @@ def _check_keeps_rows(
         perm = _argument(arguments, options, 1, "perm")
         kept = perm is not None and next(iter(perm)) == 0
     elif symbol == "reshape":
-        kept = True
+        kept = math.prod(d.size for d in x.shape.dims[1:]) == math.prod(made[1:])
     elif is_slicing(layer):
         spec = _argument(arguments, options, 1, "slice_spec")
         first = spec[0] if isinstance(spec, (tuple, list)) else spec

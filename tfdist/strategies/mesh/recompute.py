@@ -95,7 +95,14 @@ def differentiated(
     for operation in operations:
         if operation.has_gradient and flowing.intersection(operation.inputs):
             flowing.update(operation.outputs)
-    found = {y: gradient for y, gradient in zip(ys, grad_ys, strict=True) if gradient is not None}
+    found: dict[Any, Any] = {}
+
+    def add(tensor: Any, gradient: Any) -> None:
+        if gradient is not None:
+            found[tensor] = found[tensor] + gradient if tensor in found else gradient
+
+    for y, gradient in zip(ys, grad_ys, strict=True):  # Two outputs may be one tensor.
+        add(y, gradient)
     block_of = {operation: block for block in blocks for operation in block.operations}
     again: dict[Block, dict[Any, Any]] = {}
     for operation in reversed(operations):
@@ -110,8 +117,8 @@ def differentiated(
             repeated = again[block].get(operation, operation)
         of_inputs = repeated.gradient(of_outputs)
         for tensor, gradient in zip(operation.inputs, of_inputs, strict=True):
-            if tensor in flowing and gradient is not None:
-                found[tensor] = found[tensor] + gradient if tensor in found else gradient
+            if tensor in flowing:
+                add(tensor, gradient)
     return [found.get(x) for x in xs]
 
 

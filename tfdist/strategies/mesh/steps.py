@@ -65,6 +65,13 @@ def plan(model: tf.keras.Model, layout: Layout, num_rows: int) -> None:
     tf.function(convert_once, autograph=False).get_concrete_function()
     layout.check_complete(model.weights)
     unused = [v.name for v in model.weights if id(v) not in layout.settled]
+    foreign = set(layout.settled) - set(map(id, model.weights))
+    if foreign:
+        raise ModelError(
+            "every variable that a call on a mesh reads must be a weight of a layer",
+            received=f"{len(foreign)} in operations between layers, of none",
+            mend="Make a layer of your own that has it as an attribute, and uses it in its call",
+        )
     if unused:
         raise ModelError(
             "every weight of a model on a mesh must be used by a layer that its graph reaches",
@@ -230,8 +237,10 @@ class WeightRegularizers:
                 if not name.endswith("_regularizer") or name == "activity_regularizer":
                     continue
                 regularizer = getattr(layer, name)
-                variable = getattr(layer, name.removesuffix("_regularizer"), None)
-                if regularizer is None or not isinstance(variable, tf.Variable):
+                stem = name.removesuffix("_regularizer")  # Of "recurrent" the weight is a kernel.
+                weights = (getattr(layer, weight, None) for weight in (stem, f"{stem}_kernel"))
+                variable = next((w for w in weights if isinstance(w, tf.Variable)), None)
+                if regularizer is None or variable is None:
                     continue
                 if type(regularizer) not in SEPARABLE_REGULARIZERS:
                     raise ModelError(

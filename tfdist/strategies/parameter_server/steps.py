@@ -20,9 +20,10 @@ from tfdist.errors import LaunchError
 from tfdist.strategies.parameter_server.refusals import refuse_model
 from tfdist.strategies.parameter_server.twin import Twin
 from tfdist.strategies.parameter_server.waiting import Watch
-from tfdist.training.engine.binding import Engine, Saving
+from tfdist.training.engine.binding import Binding, Engine, Saving
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.metrics import state_of
+from tfdist.training.memory.emptied_variable import listen
 
 # Each worker computes one step and finds the next one waiting.
 _STEPS_PER_WORKER = 2
@@ -51,8 +52,8 @@ class AsynchronousSteps:
     again elsewhere if that worker is lost. At most two steps for each worker are on their way, and
     they are waited for in order: no step begins before the one that far behind it has ended.
 
-    Whatever reads the chief's model (an epoch's end, a checkpoint, ``get_weights``, a file) waits
-    for all of them first, and brings the values over.
+    Whatever reads the chief's model (an epoch's end, a checkpoint, a file, a layer that is called)
+    waits for all of them first, and brings the values over; what is written goes to the servers.
 
     Args:
         num_workers: that compute.
@@ -75,6 +76,14 @@ class AsynchronousSteps:
         self._logs: dict[str, Any] = {}
         self._step: Any = None
         self._metric_state: list[np.ndarray] = []
+        self._binding: Binding | None = None
+        #: Variables of the chief that tell who reads and writes them, by reference.
+        self._heard: dict[Any, tf.Variable] = {}
+        self._is_carrying = False  # Values, between the chief and the servers.
+
+    def heard_by(self, binding: Binding) -> None:
+        """Hears of whatever reads and writes the chief's variables, once there are all of them."""
+        self._binding = binding
 
     def engine(self) -> Engine:
         """Returns what makes the model train so, and read what is trained."""
@@ -124,7 +133,7 @@ class AsynchronousSteps:
         if not self._twin.is_ready():
             self._prepare(batch)
         if self._newer is _Newer.CHIEF:
-            self._watch.call(self._twin.push, "sending the weights to the parameter servers")
+            self._carry(self._twin.push, "sending the weights to the parameter servers")
             self._newer = _Newer.NEITHER
             self._logs = {}  # An epoch's results are its own.
         keras.rates.evaluate_schedule(optimizer)
@@ -155,9 +164,20 @@ class AsynchronousSteps:
 
     def _prepare(self, batch: Any) -> None:
         refuse_model(self._model)
+        self.settle()  # It was compiled anew within an epoch.
         # Like all of the twin, in another thread: here is the scope of the chief's own strategy.
-        self._watch.call(lambda: self._twin.prepare(batch), "making the optimizer's variables")
+        self._carry(lambda: self._twin.prepare(batch), "making the optimizer's variables")
         self._newer = _Newer.CHIEF
+        for whole in self._twin.wholes():
+            variable = keras.tensors.uncast(whole)
+            if variable.ref() not in self._heard:
+                self._heard[variable.ref()] = variable
+                listen(
+                    self._binding,
+                    variable,
+                    before_read=self._before_read,
+                    after_write=self._after_write,
+                )
         twin, engine = self._twin.twin, self._coordinator.strategy
 
         def run(batch: Any, learning_rate: tf.Tensor) -> Any:
@@ -172,6 +192,22 @@ class AsynchronousSteps:
 
     # Bringing the values over -------------------------------------------------------------------
 
+    def _carry(self, values: Callable[[], None], what: str) -> None:
+        self._is_carrying = True
+        try:
+            self._watch.call(values, what)
+        finally:
+            self._is_carrying = False
+
+    def _before_read(self) -> None:
+        if not self._is_carrying:
+            with tf.init_scope():  # A function may be traced.
+                self.settle()
+
+    def _after_write(self) -> None:
+        if not self._is_carrying:
+            self._newer = _Newer.CHIEF
+
     def settle(self) -> None:
         """Waits for all steps on their way, and gives the chief what they have made."""
         if self._newer is not _Newer.SERVERS:
@@ -179,7 +215,7 @@ class AsynchronousSteps:
         with self._tidied():
             while self._flying:
                 self._land()
-            self._watch.call(self._twin.pull, "reading the weights of the parameter servers")
+            self._carry(self._twin.pull, "reading the weights of the parameter servers")
         self._newer = _Newer.NEITHER
         self._metric_state = [variable.numpy() for variable in state_of(self._model)]
 

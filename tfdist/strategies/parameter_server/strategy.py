@@ -198,8 +198,10 @@ class ParameterServer(Strategy):
             cluster.num_workers,
         )
         self._steps.append(steps)
+        binding = Binding(model, Servers(steps))
+        steps.heard_by(binding)
         return assemble(
-            Binding(model, Servers(steps)),
+            binding,
             engine=steps.engine(),
             scaling=self.scaling,
             strategy_name=self.name,

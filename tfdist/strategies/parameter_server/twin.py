@@ -91,6 +91,10 @@ class Twin:
             theirs.name: ours.name for theirs, ours in zip(twin.metrics, model.metrics, strict=True)
         }
 
+    def wholes(self) -> list[tf.Variable]:
+        """Returns the chief's variables, but for the count of steps, which it counts itself."""
+        return [whole for whole, _ in self._pairs if whole is not self._model.optimizer.iterations]
+
     def push(self) -> None:
         """Gives the twin the chief's values: weights, optimizer and metrics."""
         for whole, parts in self._pairs:

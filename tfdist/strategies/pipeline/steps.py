@@ -21,7 +21,7 @@ from tfdist.strategies.pipeline.microbatches import Share, divide, share_of
 from tfdist.strategies.pipeline.plan import Plan
 from tfdist.training.engine.binding import Binding
 from tfdist.training.layers import eager_variables, loss_masks
-from tfdist.training.layers.gradients import Sums, weight_losses
+from tfdist.training.layers.gradients import Sums
 from tfdist.training.layers.losses import is_keras_own, is_sum
 from tfdist.training.layers.randomness import Draws, StepSeeds, is_seeded, refuse_unseeded
 from tfdist.training.memory.sharded_update import ShardedUpdate
@@ -55,8 +55,12 @@ class PipelineSteps:
         self._forward_order = [slot.task for slot in timeline if slot.task.is_forward]
         if not plan.schedule.whole:  # As soon as the chunk before has finished a microbatch.
             self._forward_order.sort(key=lambda task: (task.microbatch + task.chunk, -task.chunk))
-        self._device_of_layer = {
-            call.layer: chunk.device for chunk in reversed(self.chunks) for call in chunk.calls
+        # Of parts, as one may be within several layers that are called.
+        self._device_of_part = {
+            part: chunk.device
+            for chunk in reversed(self.chunks)
+            for call in chunk.calls
+            for part in keras.layers.layers_in(call.layer)
         }
 
     def _follow_trainable(self) -> None:
@@ -206,14 +210,14 @@ class PipelineSteps:
     def _regularize(self, gradients: Sums | None, scale: tf.Tensor | None) -> list[tf.Tensor]:
         """Returns the losses of weights, each on its layer's device; adds up their gradients."""
         losses = []
-        for layer, device in self._device_of_layer.items():
+        for part, device in self._device_of_part.items():
             with tf.device(device), tf.GradientTape() as tape:
-                own = weight_losses(layer)
+                own = keras.layers.weight_losses(part)
                 total = tf.add_n(own) if own else None
             losses += own
-            if gradients is not None and own and layer.trainable_variables:
+            if gradients is not None and own and part.trainable_variables:
                 with tf.device(device):
-                    variables = layer.trainable_variables
+                    variables = part.trainable_variables
                     found = tape.gradient(total, variables, output_gradients=scale)
                     gradients.add(variables, found)
         return losses

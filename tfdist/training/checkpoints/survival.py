@@ -27,6 +27,7 @@ from tfdist.keras.loss_scale import loss_scale_state
 from tfdist.keras.rates import fixed_rates_of, put_rates, variables_but_rates
 from tfdist.keras.seeds import seeds_in
 from tfdist.keras.steps import forget_functions, forget_validation
+from tfdist.keras.trackables import unknown_variables
 from tfdist.training.checkpoints import callback_state, elastic_snapshot
 from tfdist.training.checkpoints.checkpoint_state import Position, Start
 from tfdist.training.engine.binding import Binding
@@ -133,6 +134,8 @@ class Survival:
         self._notes: _Notes | None = None
         self._is_ready = False  # Else this process has begun the fit after others.
         self._begun: int | None = None
+        #: What layers have made of TensorFlow itself, which Keras 3 does not count among its own.
+        self._unknown = unknown_variables(binding.model, shared=True)
 
     def run(
         self,
@@ -167,7 +170,7 @@ class Survival:
                         self._take_notes()
                         self._is_ready = True
                     elif len(self._notes.epochs) > len(self._history.epoch):
-                        self._take_rates()  # Others were told of an end that this one was not.
+                        self.take_rates()  # Others were told of an end that this one was not.
                 if self._last.is_over:
                     callback_state.leave_as_ended(self._callbacks, self._model)
                 else:
@@ -301,14 +304,11 @@ class Survival:
         """Notes that callbacks were told of an epoch's beginning, after those of others perhaps."""
         self._begun = epoch
         if self._notes is not None and self._notes.begun == epoch:
-            self._take_rates()  # Those of others have set them already.
+            self.take_rates()  # Those of others have set them already.
 
     def has_ended_before(self, epoch: int) -> bool:
-        """Whether callbacks of others were told of an epoch's end; their rates are taken then."""
-        has_ended = self._notes is not None and epoch in self._notes.epochs
-        if has_ended:
-            self._take_rates()
-        return has_ended
+        """Whether callbacks of others were told of an epoch's end."""
+        return self._notes is not None and epoch in self._notes.epochs
 
     @property
     def has_stopped_before(self) -> bool:
@@ -320,15 +320,16 @@ class Survival:
         callback_state.restore(self._callbacks, self._notes.callbacks)
         self._history.epoch = list(self._notes.epochs)
         self._history.history = {name: list(v) for name, v in self._notes.history.items()}
-        self._take_rates()
+        self.take_rates()
 
-    def _take_rates(self) -> None:
+    def take_rates(self) -> None:
+        """Takes the learning rates of others, whose callbacks may have set them."""
         optimizers = [optimizer for optimizer, _ in fixed_rates_of(self._model)]
         put_rates(list(zip(optimizers, self._notes.rates, strict=True)))
 
     def _variables(self) -> list[tf.Variable]:
         optimizer = self._model.optimizer
-        more = [*seeds_in(self._model), *loss_scale_state(optimizer)]
+        more = [*self._unknown, *seeds_in(self._model), *loss_scale_state(optimizer)]
         return [*variables_in(self._model), *variables_but_rates(optimizer), *more]
 
 

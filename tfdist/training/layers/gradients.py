@@ -99,17 +99,9 @@ def with_gradient(
     return link(of, tf.stop_gradient(value))
 
 
-def weight_losses(layer: tf.keras.layers.Layer) -> list[tf.Tensor]:
-    """Returns the losses of ``layer`` that depend on its weights alone.
-
-    They are computed anew whenever ``losses`` is read; what a forward pass added is the same
-    tensor each time.
-    """
-    return [
-        once for once, again in zip(layer.losses, layer.losses, strict=True) if once is not again
-    ]
-
-
 def activity_losses(model: tf.keras.Model) -> list[tf.Tensor]:
-    """Returns the losses that the last forward pass of ``model`` added."""
+    """Returns the losses that the last forward pass of ``model`` added.
+
+    Those of weights are computed anew whenever ``losses`` is read.
+    """
     return [once for once, again in zip(model.losses, model.losses, strict=True) if once is again]

@@ -257,7 +257,7 @@ def is_keras_own(loss: Any) -> bool:
     """Whether a compiled loss is one of Keras' own: a name, a function or an object."""
     loss = keras.losses.function_of(loss)
     module = getattr(loss, "__module__", None) or type(loss).__module__
-    return isinstance(loss, str) or is_keras(module)
+    return is_keras(module)
 
 
 def by_output(model: tf.keras.Model, y_pred: Any) -> list[Any]:

@@ -289,6 +289,7 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if self._survival is not None and self._survival.has_ended_before(epoch):
+            self._survival.take_rates()
             self._epoch_ended = epoch
             self._stop_wanted = self._stop_wanted or self._survival.has_stopped_before
         if epoch != self._epoch_ended:  # Else its end was told, and a process lost, before all met.

@@ -89,8 +89,8 @@ class Preparation:
         if self.scale is not None:
             tells = self._collective.is_chief and begun_at is None
             joins = begun_at is not None
-            self.scale.prepare(model.optimizer, feed.steps_per_epoch, tells=tells, joins=joins)
-            if self.scale.go_on(model.optimizer):
+            steps = feed.steps_per_epoch
+            if self.scale.prepare(model.optimizer, steps, tells=tells, joins=joins):
                 self._scaling.check_executions(model)
             if tells:
                 print(f"tfdist: {self._scaling.describe()}", flush=True)

@@ -146,12 +146,15 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         *,
         tells: bool = False,
         joins: bool = False,
-    ) -> None:
+    ) -> bool:
         """Must be called before the train step is traced.
 
         Args:
             tells: whether this process is the one that warns.
             joins: whether others are in the middle of this fit, whose rate the optimizer is given.
+
+        Returns:
+            See ``go_on``.
         """
         self._tells = tells
         if not joins:
@@ -160,7 +163,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         if step != self._last_step + 1:
             self._last_rate = None  # A checkpoint may have restored another one.
         self._steps_per_epoch = steps_per_epoch
-        self.go_on(optimizer)
+        changes_by_step = self.go_on(optimizer)
         if self._base_rate is not None and not (warms_up or step or joins):
             self._has_set = True
             optimizer.learning_rate = self._base_rate * self._scaling.factor
@@ -171,6 +174,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
             optimizer.learning_rate = _ScaledSchedule(
                 self._schedule, self._scaling, steps_per_epoch
             )
+        return changes_by_step
 
     def go_on(self, optimizer: tf.keras.optimizers.Optimizer) -> bool:
         """Looks whether steps of the warm-up are to come: a loss may have led back into it.

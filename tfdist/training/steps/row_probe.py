@@ -23,6 +23,7 @@ from tfdist.keras.losses import (
     compiled_losses,
     compiled_metrics,
     compute_loss,
+    function_of,
     metrics_by_output,
     told_values,
     values_of,
@@ -191,7 +192,8 @@ def _losses(model: tf.keras.Model, x: Any, y: Any, y_pred: Any) -> list[str]:
     return [
         f"loss '{name_of(loss)}'"
         for loss, truth, prediction in _pairs(model, y, y_pred)
-        if not is_keras_own(loss) and couples(getattr(loss, "call", loss), truth, prediction)
+        if not is_keras_own(loss)
+        and couples(getattr(loss, "call", function_of(loss)), truth, prediction)
     ]
 
 
@@ -215,9 +217,10 @@ def _metrics(model: tf.keras.Model, y: Any, y_pred: Any, *, is_weighed: bool) ->
     names = names_of_outputs(model, y_pred)
     labels = [*to_outputs(model, y, y_pred), *[None] * len(names)]  # The last may have none.
     weighed = weighed_metrics(model) if is_weighed else []
-    each = zip(metrics_by_output(model, names), labels, tf.nest.flatten(y_pred), strict=False)
+    outputs = zip(labels[: len(names)], tf.nest.flatten(y_pred), strict=True)
+    each = zip(metrics_by_output(model, names), outputs, strict=True)
     found = []
-    for metrics, truth, prediction in each:
+    for metrics, (truth, prediction) in each:
         for metric in metrics:
             if metric is None or truth is None or not _may_see_rows(metric):
                 continue

@@ -256,7 +256,7 @@ def _are_keras_own(parts: list[Any], method: Callable) -> bool:
     """Whether losses or metrics are Keras' own, and so is the method that computes them."""
     names = {method.__module__}
     for part in parts:
-        if part is not None and not isinstance(part, str):
+        if part is not None:
             part = function_of(part)
             names.add(getattr(part, "__module__", None) or type(part).__module__)
     return all(is_keras(name) for name in names)

@@ -348,6 +348,8 @@ def test_hugging_face(tmp_path, size):
     assert all(data.count(row["image"]["bytes"]) == 1 for row in rows[15:])
     manifest = write(source, tmp_path / "anew", num_shards=1, split="train=1,validation=1")
     assert manifest.splits["validation"].records == 10
+    manifest = write(source, tmp_path / "of its own", num_shards=1, split="train=1,test=1")
+    assert manifest.splits["test"].records == 10
 
 
 @pytest.mark.parametrize("kind", ["bool", "int64", "float32"])
@@ -450,6 +452,8 @@ def test_tensorflow_datasets(tmp_path, size, tfds):
 def test_builders_that_cannot_be_written(tmp_path, tfds):
     with pytest.raises(DataError, match=r"Call builder\.download_and_prepare\(\) first"):
         write(FakeBuilder({}), tmp_path / "data")
+    with pytest.raises(DataError, match=r"must be one of the builder's.*validation, dev"):
+        write(FakeBuilder({"validation": 4, "dev": 4}), tmp_path / "data")
     with pytest.raises(DataError, match="looks like a label"):
         write(FakeBuilder({"train": 4}, supervised=None), tmp_path / "data", label="objects/kind")
     with pytest.raises(OptionError, match="batched must be said of a"):

@@ -31,20 +31,27 @@ def open_builder(builder: Any, asked: Asked) -> Stream:
             received=f"no split of '{builder.info.name}'",
             mend="Call builder.download_and_prepare() first",
         )
+    names = [split_of_word(name) or name for name in splits]
+    if len(set(names)) < len(names):
+        raise DataError(
+            "each split must be one of the builder's",
+            received=", ".join(splits),
+            mend="Write each by itself: builder.as_dataset(split=...)",
+        )
     features = dict(_flat("", builder.info.features))
     if not asked.names_columns:
         asked = replace(asked, **_supervised(builder.info.supervised_keys, features))
     structure = Structure.of(dict.fromkeys(features), asked, builder.info.name)
     return structure.stream(
         "tfds",
-        ((split_of_word(name) or name, _records(builder, name)) for name in splits),
+        ((name, _records(builder, own)) for name, own in zip(names, splits, strict=True)),
         classes={
             name: tuple(features[name].names)
             for name in structure.labels
             if type(features[name]).__name__ == "ClassLabel" and features[name].names
         },
         total=sum(splits.values()),
-        splits=tuple(split_of_word(name) or name for name in splits),
+        splits=tuple(names),
     )
 
 

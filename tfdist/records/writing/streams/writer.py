@@ -89,8 +89,15 @@ def write_stream(
     head: Head,
     out: Path,
     options: WriteOptions,
+    *,
+    keeps_splits: bool,
 ) -> Manifest:
-    """Writes a stream that its head is only the beginning of; see ``writer.write``."""
+    """Writes a stream that its head is only the beginning of; see ``writer.write``.
+
+    Args:
+        keeps_splits: whether records stay in the splits of the stream, which are those of
+            ``options.shares``.
+    """
     shares, as_read = options.shares, options.as_read
     as_read(head.features.schema())  # What cannot be is told before anything is written.
     framer = _Framer(head.features)
@@ -98,10 +105,8 @@ def write_stream(
     counter = Counter(stream.total, options.progress)
     features = head.features
     features.forget_head()
-    # A split that is asked for divides anew what is divided.
-    keeps = stream.splits is not None and tuple(shares) == stream.splits
     framed = (
-        (split if keeps else None, frames, class_ids)
+        (split if keeps_splits else None, frames, class_ids)
         for split, chunk in chain(_emptied(head.chunks), _of_source(stream.chunks))
         for frames, class_ids in framer.frames(chunk)
     )

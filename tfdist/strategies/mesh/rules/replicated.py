@@ -98,8 +98,6 @@ def _check(context: Context, layer: Any) -> None:
     if getattr(layer, "data_format", None) == "channels_first":
         raise UnsupportedLayerError(layer, "its images have their channels first, not last")
     inner = [part for part in layers_in(layer) if part is not layer]
-    if any(getattr(part, "activity_regularizer", None) is not None for part in inner):
-        raise UnsupportedLayerError(layer, "a layer inside of it has an activity regularizer")
     if any(part.compute_dtype != layer.compute_dtype for part in inner):
         raise UnsupportedLayerError(layer, "a layer inside of it computes in another precision")
     if context.training and drawing_layers(layer):
