@@ -132,13 +132,18 @@ def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of what an error says, or what it is where it says nothing."""
+    lines = (line for line in str(error).splitlines() if line.strip())
+    return next(lines, type(error).__name__)
+
+
 def cannot_write(path: object, error: BaseException) -> WriteError:
     """The error for a file that the system did not let us write."""
     reason = getattr(error, "strerror", None)
     if reason is None:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
         # TensorFlow writes "{{node ...}} temporary name; reason [Op:...]".
-        reason = first.rpartition("; ")[2].partition(" [Op:")[0]
+        reason = first_line(error).rpartition("; ")[2].partition(" [Op:")[0]
     return WriteError(
         f"{path} must be written whole",
         received=reason,

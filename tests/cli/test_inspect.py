@@ -52,6 +52,18 @@ def test_faults_are_named_and_exit_with_1(tfdist, data):
     assert tfdist("inspect", "data")[0] == 0
 
 
+def test_a_split_that_is_a_folder_of_files_that_others_wrote(tfdist, data, tmp_path):
+    for split in ("train", "validation"):
+        (tmp_path / "logs" / split).mkdir(parents=True)
+        for shard in data.glob(f"{split}-*.tfrecord"):
+            shard.rename(tmp_path / "logs" / split / shard.name)
+    assert tfdist("adopt", "logs")[0] == 0
+    code, out, _ = tfdist("inspect", "logs/train", "--check")
+    assert code == 0
+    assert "clean: every byte of 2 shards" in out
+    assert "validation-" not in out
+
+
 def test_many_classes_are_cut(tfdist, tmp_path):
     write((np.zeros(60), np.arange(60)), tmp_path / "data", split="train=1")
     _, out, _ = tfdist("inspect", "data")

@@ -102,6 +102,11 @@ def test_integers_on_both_sides(trained, digits, tmp_path):
     assert interpreter.get_output_details()[0]["dtype"] == np.int8
 
 
+def test_integers_out_need_int8(trained, digits, tmp_path):
+    with pytest.raises(OptionError, match="int8"):
+        tfdist.export.tflite(trained, tmp_path / "m.tflite", output_type="int8")
+
+
 @pytest.mark.long
 def test_a_scale_outside_of_the_model_is_put_into_the_file(digits, validation, tmp_path):
     tf.keras.utils.set_random_seed(0)

@@ -246,7 +246,7 @@ def test_the_command_of_a_part_says_where_it_ran():
     assert where.asked == {
         "strategy": "horovod",
         "hosts": "a:1,b:1",
-        "stall-timeout-s": 9.0,
+        "stall-timeout": 9.0,
         "option": ["precision=mixed_float16", "device_speeds=[1, 2]"],
     }
     assert Where().asked == {}

@@ -80,6 +80,19 @@ def test_anything_else_is_values():
     np.testing.assert_allclose(tags["probability_1"], [2 / 3, 3 / 4], rtol=1e-6)
 
 
+def test_a_loss_of_ones_own_says_nothing_of_outputs_whatever_it_is_called():
+    def weighted_binary_crossentropy(y, predicted):
+        return _losses.binary_crossentropy(y, predicted, from_logits=True)
+
+    class OwnCrossentropy(_losses.Loss):
+        def call(self, y, predicted):
+            return weighted_binary_crossentropy(y, predicted)
+
+    rows = np.array([[0.2], [-3.0]], np.float32)
+    for loss in (weighted_binary_crossentropy, OwnCrossentropy()):
+        assert list(_columns(rows, loss)) == ["row", "value"]
+
+
 def test_several_outputs_name_their_columns():
     outputs = {"kind": _SHARES, "age": _LOGITS[:, :1], "place": _LOGITS[:, :2]}
     losses = {"kind": "categorical_crossentropy", "age": "mse", "place": "mse"}

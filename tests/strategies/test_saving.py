@@ -5,8 +5,23 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from tfdist.errors import OptionError
-from tfdist.strategies.base import save_atomically
+import tfdist
+from tfdist.errors import ModelError, OptionError
+from tfdist.strategies.base import clone, save_atomically
+
+
+class Silent(tf.keras.layers.Dense):
+    def get_config(self):
+        raise NotImplementedError
+
+
+def test_an_error_that_says_nothing_is_told_by_its_name(tmp_path):
+    model = tf.keras.Sequential([tf.keras.Input((2,)), Silent(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ModelError, match=r"NotImplementedError.* Give a function"):
+        clone(model)
+    with tfdist.strategy("single") as strategy, pytest.raises(NotImplementedError):
+        strategy.save(strategy.build(lambda: model), tmp_path / "model.keras")
 
 
 def test_a_folder_of_the_users_is_never_replaced(tmp_path):

@@ -628,6 +628,10 @@ def arrays_as_keras_takes_them(strategy, folder):
         if strategy.topology.world_size == 1:  # Ranks read ranges: other rows share a batch.
             np.testing.assert_allclose(found[name], values, atol=TOLERANCE, err_msg=name)
         assert len(found[name]) == 3
+    own = {"validation_split": 0.25, "validation_data": (x[:7], y[:7])}  # Keras takes the data.
+    model.fit(x, y, 8, verbose=0, shuffle=False, **own)
+    reference.fit(x, y, 8, verbose=0, shuffle=False, **own)
+    assert int(model.optimizer.iterations) == int(reference.optimizer.iterations)
     reference.set_weights(model.get_weights())
     assert model.predict(x, 8, verbose=0).shape == (40, 3)
     expected = reference.evaluate(x, y, 8, 0, np.arange(40))

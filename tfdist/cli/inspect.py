@@ -106,9 +106,10 @@ def _folder_and_split(path: Path) -> tuple[Path, str | None]:
     """
     from tfdist.records.buckets.cache import local_shards
     from tfdist.records.format.manifest import MANIFEST_NAME, has_client_folders, load_manifest
+    from tfdist.records.format.split_place import is_split_beside
 
     path = local_shards(path)
-    if path.exists():
+    if path.exists() and not is_split_beside(path):
         return path, None
     if (path.parent / MANIFEST_NAME).is_file():
         known = list(load_manifest(path.parent).splits)

@@ -169,6 +169,7 @@ class _Job:
         for name in names:
             named = replace(how, quantization=name, progress=self._counted(f"calibrating {name}"))
             is_plain = name == "none" and how.input_type in ("auto", "float32")
+            is_plain = is_plain and how.output_type == "float32"
             try:
                 self.progress(f"converting to {name}", 0, None)
                 contents[name] = floats if is_plain else convert(model, named)

@@ -129,6 +129,26 @@ def told_values(metric: Any, y: Any, y_pred: Any) -> list[Any]:
     return [y, y_pred] if IS_KERAS_3 else [tf.cast(each, metric.dtype) for each in (y, y_pred)]
 
 
+@contextlib.contextmanager
+def unmerged_results(model: tf.keras.Model) -> Iterator[None]:
+    """Encloses what reads the metrics of ``model`` in a step: as this replica alone has counted.
+
+    Keras 2 would have all replicas meet there, for each variable of each metric.
+    """
+    merging = [] if IS_KERAS_3 else [(vars(metric), metric.result) for metric in model.metrics]
+
+    def unmerged(result: Any) -> Callable[[], Any]:
+        return lambda: tf.nest.map_structure(tf.identity, result.__wrapped__())
+
+    for attributes, result in merging:
+        attributes["result"] = unmerged(result)
+    try:
+        yield
+    finally:
+        for attributes, result in merging:
+            attributes["result"] = result
+
+
 def build_metrics(model: tf.keras.Model, y_pred: Any, y: Any) -> None:
     """Makes the variables of compiled metrics of Keras 2, where they are not made.
 

@@ -116,7 +116,9 @@ class Where:
         named = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
         options, _ = named.pop("options")
         found = {
-            name.replace("_", "-"): own for name, (own, usual) in named.items() if own != usual
+            name.removesuffix("_s").replace("_", "-"): own
+            for name, (own, usual) in named.items()
+            if own != usual
         }
         said = [f"{name}={value}" for name, value in (options or {}).items()]
         return found | ({"option": said} if said else {})

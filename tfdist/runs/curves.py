@@ -19,6 +19,8 @@ def draw(folder: RunFolder, title: str, names: list[str]) -> str:
     Returns:
         Where they are, or why there are none: matplotlib is not installed.
     """
+    if not names:
+        return "none: the training shows no number of its own"
     try:
         figure = charts.figure(4.5 * len(names), 3.6)
     except EngineMissingError as error:

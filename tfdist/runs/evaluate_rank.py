@@ -12,7 +12,7 @@ from typing import Any
 
 import tfdist
 from tfdist.compat import import_tensorflow
-from tfdist.errors import CheckpointError, DataError, LaunchError, WriteError
+from tfdist.errors import CheckpointError, DataError, LaunchError, WriteError, first_line
 from tfdist.launch.events import emit, emit_numbers
 from tfdist.runs import fitting, ranks, requested_callbacks
 from tfdist.runs.epoch_rows import numbers
@@ -31,14 +31,16 @@ class _Watch:
 
     Args:
         epochs: of the whole training.
+        overwrite: whether it replaces an earlier one, which stands until its first epoch has ended.
     """
 
-    def __init__(self, folder: RunFolder, epochs: int):
+    def __init__(self, folder: RunFolder, epochs: int, *, overwrite: bool):
         self._folder = folder
         self._epochs = epochs
         self._seen: tuple[Path, int | None] | None = None
-        # That of an earlier training, perhaps, which is gone on from.
-        self._ended_before = _written_at(folder.metrics)
+        # Those of an earlier training, perhaps, which is gone on from, or replaced.
+        self._ended_before = _written_at(folder.path / folder.metrics.name)
+        self._earlier = self._newest() if overwrite and not folder.is_staged else None
         self._patience = _PATIENCE_S
         self._changed_at = time.monotonic()
 
@@ -50,20 +52,26 @@ class _Watch:
         """
         while True:
             # In this order: the training writes the last one before it says that it has ended.
-            has_ended = _written_at(self._folder.metrics) != self._ended_before
-            names = checkpoint_files.finished(self._folder.checkpoints)
-            if names:
-                newest = self._folder.checkpoints / names[-1]
-                # A training that overwrites another one numbers its checkpoints alike.
-                seen = newest, _written_at(_index(newest))
-                if seen != self._seen:
-                    self._seen = seen
-                    return newest
+            ended_at = None if self._folder.is_staged else _written_at(self._folder.metrics)
+            has_ended = ended_at not in (None, self._ended_before)
+            newest = self._newest()
+            if newest not in (None, self._seen, self._earlier):
+                self._seen = newest
+                return newest[0]
             if has_ended:
                 return None
             self._check_patience()
             emit({"event": "waiting"})
             time.sleep(_INTERVAL_S)
+
+    def _newest(self) -> tuple[Path, int | None] | None:
+        """Returns the newest checkpoint, and when it was written: another training numbers its own
+        alike."""
+        names = checkpoint_files.finished(self._folder.checkpoints)
+        if not names:
+            return None
+        newest = self._folder.checkpoints / names[-1]
+        return newest, _written_at(_index(newest))
 
     def took(self, epoch: int) -> bool:
         """Notes that a checkpoint of ``epoch`` is evaluated; whether it was the last one."""
@@ -107,7 +115,7 @@ def _restore(model: tf.keras.Model, path: Path) -> tuple[int, int]:
     except AssertionError as error:
         raise CheckpointError(
             "a checkpoint must be evaluated by the model that wrote it",
-            received=f"{path}: {str(error).splitlines()[0]}",
+            received=f"{path}: {first_line(error)}",
             mend="Give the evaluator the command of the training",
         ) from error
     epoch, step = (int(number) for number in place)
@@ -144,7 +152,7 @@ def evaluate(config: dict[str, Any]) -> None:
         emit({"event": "ready", "long": True})
         model = strategy.build(requested_callbacks.model_fn(config))
         data = fitting.dataset(strategy, config["splits"][split], config, training=False)
-        watch = _Watch(folder, config["epochs"])
+        watch = _Watch(folder, config["epochs"], overwrite=config["overwrite"])
         while (path := watch.next()) is not None:
             try:
                 epoch, step = _restore(model, path)

@@ -167,7 +167,9 @@ def carry_out(
     return found if where.is_chief else None
 
 
-def evaluate_beside(config: dict[str, Any], where: Where, progress: Progress) -> None:
+def evaluate_beside(
+    config: dict[str, Any], where: Where, progress: Progress, *, overwrite: bool
+) -> None:
     """Evaluates each new checkpoint of a training that other processes run, until it has ended.
 
     That is the evaluator of a TF_CONFIG, as Kubeflow's TFJob starts one beside a training, with the
@@ -176,6 +178,7 @@ def evaluate_beside(config: dict[str, Any], where: Where, progress: Progress) ->
     Args:
         config: of the training.
         where: of the training; its deadlines are those of the evaluator.
+        overwrite: whether the training is to replace an earlier one, which is not evaluated.
 
     Raises:
         OptionError: the training writes into a bucket.
@@ -194,4 +197,5 @@ def evaluate_beside(config: dict[str, Any], where: Where, progress: Progress) ->
         start_timeout_s=where.start_timeout_s,
         stall_timeout_s=where.stall_timeout_s,
     )
-    ranks.run("tfdist.runs.evaluate_rank", config, alone, progress.take)
+    of_rank = config | {"overwrite": overwrite}
+    ranks.run("tfdist.runs.evaluate_rank", of_rank, alone, progress.take)

@@ -23,6 +23,7 @@ from tfdist.runs import prediction_table, ranks
 from tfdist.runs.epoch_rows import numbers
 from tfdist.runs.files import replacing
 from tfdist.runs.predicting import TABLES
+from tfdist.runs.requested_callbacks import writing
 from tfdist.training.engine import model_path
 
 if TYPE_CHECKING:
@@ -102,13 +103,19 @@ def predict(config: dict[str, Any]) -> None:
         progress = Progress(data.steps_per_epoch)
         outputs = named_outputs(model, model.predict(data, verbose=0, callbacks=[progress]))
         if strategy.topology.is_chief:
-            if path.suffix in TABLES:
-                prediction_table.write_table(path, _columns(config, model, outputs))
-            else:
-                _write(path, outputs)
+            with writing():
+                if path.suffix in TABLES:
+                    columns = _columns(config, model, outputs)
+                    prediction_table.write_table(path, columns, _tell_of_writing)
+                else:
+                    _write(path, outputs)
             told = {name: [list(rows.shape), rows.dtype.name] for name, rows in outputs.items()}
             emit_numbers({"event": "predicted", "outputs": told}, "outputs")
         strategy.from_chief(None)  # None ends, and is taken for lost, while the chief writes.
+
+
+def _tell_of_writing() -> None:
+    emit({"event": "writing", "long": True})
 
 
 def evaluate(config: dict[str, Any]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tfdist.compat import is_keras
 from tfdist.errors import ModelError
 from tfdist.records.format.schema import Schema
 from tfdist.runs.files import replacing
@@ -19,6 +20,7 @@ ALONE = "predictions"
 _INFINITE = (float("inf"), float("-inf"))
 # Probabilities of a record add up to 1 within this, of float16 too.
 _ROUNDED = 1e-2
+_ROWS_BETWEEN = 10_000
 
 
 def check_dimensions(dimensions: Mapping[str, int | None]) -> None:
@@ -118,8 +120,10 @@ def _kind_of(loss: Any) -> str:
     import tensorflow as tf
 
     loss = tf.keras.losses.get(loss) if isinstance(loss, str) else loss
-    name = getattr(loss, "__name__", type(loss).__name__).replace("_", "").lower()
-    return name if name.endswith("crossentropy") else ""
+    named = loss if hasattr(loss, "__name__") else type(loss)
+    name = named.__name__.replace("_", "").lower()
+    # One of a user's own may be taken of anything, whatever it is called.
+    return name if name.endswith("crossentropy") and is_keras(named.__module__) else ""
 
 
 def _are_probabilities(rows: np.ndarray) -> bool:
@@ -128,8 +132,13 @@ def _are_probabilities(rows: np.ndarray) -> bool:
     return bool((rows >= 0).all() and np.allclose(rows.sum(axis=1), 1, atol=_ROUNDED))
 
 
-def write_table(path: Path, columns: Mapping[str, np.ndarray]) -> None:
+def write_table(
+    path: Path, columns: Mapping[str, np.ndarray], tell: Callable[[], None] = lambda: None
+) -> None:
     """Writes a whole file only: CSV, JSON lines or Parquet, as its suffix says.
+
+    Args:
+        tell: called now and then while it is written.
 
     Raises:
         WriteError: the disk is full, or the folder cannot be written.
@@ -139,13 +148,17 @@ def write_table(path: Path, columns: Mapping[str, np.ndarray]) -> None:
             import pyarrow
             from pyarrow import parquet
 
-            table = {
-                n: pyarrow.array(values.tolist() if values.dtype == object else values)
-                for n, values in columns.items()
-            }
+            table = {}
+            for name, values in columns.items():
+                table[name] = pyarrow.array(values.tolist() if values.dtype == object else values)
+                tell()
             parquet.write_table(pyarrow.table(table), temporary)
             return
-        rows = zip(*map(_as_text_needs, columns.values()), strict=True)
+        plain = []
+        for values in columns.values():
+            plain.append(_as_text_needs(values))
+            tell()
+        rows = _told(zip(*plain, strict=True), tell)
         with temporary.open("w", newline="", encoding="utf-8") as file:
             if path.suffix == ".csv":
                 writer = csv.writer(file)
@@ -157,6 +170,13 @@ def write_table(path: Path, columns: Mapping[str, np.ndarray]) -> None:
                 values = (None if value != value or value in _INFINITE else value for value in row)
                 line = dict(zip(columns, values, strict=True))
                 file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _told(rows: Iterator[Any], tell: Callable[[], None]) -> Iterator[Any]:
+    for number, row in enumerate(rows):
+        if number % _ROWS_BETWEEN == 0:
+            tell()
+        yield row
 
 
 def _as_text_needs(values: np.ndarray) -> list[Any]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from tfdist.errors import OptionError, TfdistError, package_missing
+from tfdist.errors import OptionError, TfdistError, first_line, package_missing
 from tfdist.runs.progress import Progress
 from tfdist.training.engine.failure_notices import ToldOnce
 
@@ -131,5 +131,5 @@ class _Run:
         try:
             yield
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             self._failures.failed(f"{self._name} has failed, and the training goes on: {reason}")

@@ -225,6 +225,8 @@ def _summary(
     metric_names = metric_names or [name for name in metrics if not name.startswith("val_")]
     # One with several values has a number for each, see ``numbers``.
     own = {k for k in metrics if k in metric_names or re.sub(r"_\d+$", "", k) in metric_names}
+    # A train_step of a user's own may show none of them.
+    own = own or {name for name in metrics if not name.startswith("val_")}
     return {
         "strategy": strategy.name,
         "workers": strategy.topology.num_workers,

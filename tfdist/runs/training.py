@@ -235,7 +235,7 @@ def carry_out(
             mend="Leave --overwrite out to go on, --resume to begin anew",
         )
     if topology.is_evaluator(os.environ):
-        evaluate_beside(config, where, progress)
+        evaluate_beside(config, where, progress, overwrite=overwrite)
         return None
     if config.get("limit_steps") is not None and where.is_chief:
         tell(

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tfdist.compat import uses_keras_3
-from tfdist.errors import ModelError, OptionError, cannot_write
+from tfdist.errors import ModelError, OptionError, cannot_write, first_line
 from tfdist.topology import Topology
 from tfdist.training.engine.options import check_count, picked
 
@@ -329,7 +329,7 @@ def clone(model: tf.keras.Model) -> tf.keras.Model:
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ModelError(
             "a model that was made outside of this strategy must be one that Keras can copy",
-            received=f"model '{model.name}': {str(error).splitlines()[0]}",
+            received=f"model '{model.name}': {first_line(error)}",
             mend="Give a function that makes and compiles the model instead",
         ) from error
     pairs = zip(model.weights, copy.weights, strict=True)
@@ -401,9 +401,15 @@ def save_atomically(model: tf.keras.Model, path: str | os.PathLike) -> None:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
             written = Path(folder) / target.name
             model.save(written)
+            before = Path(folder) / "before"
             if target.is_dir():  # No folder takes the place of another: the old one steps aside.
-                os.replace(target, Path(folder) / "before")
-            os.replace(written, target)
+                os.replace(target, before)
+            try:
+                os.replace(written, target)
+            except BaseException:
+                if before.is_dir():
+                    os.replace(before, target)
+                raise
     except (OSError, tf.errors.OpError) as error:
         raise cannot_write(target, error) from error
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tfdist.errors import LaunchError, OptionError
+from tfdist.errors import LaunchError, OptionError, first_line
 from tfdist.strategies import rank_speeds
 from tfdist.strategies.base import (
     DataOptions,
@@ -220,7 +220,7 @@ class DataParallel(Strategy):
                 write()
             except Exception as error:
                 problem = error
-        reason = self.from_chief(None if problem is None else str(problem).splitlines()[0])
+        reason = self.from_chief(None if problem is None else first_line(problem))
         if problem is not None:
             raise problem
         if reason is not None:

@@ -408,6 +408,51 @@ def bad_clients_are_left_out_and_named_once(strategy, folder):
     assert "not finite" in history.rounds[0].failed["huge"]
 
 
+@scenario
+def a_later_fit_asks_others_and_those_whose_records_were_mended(strategy, folder):
+    x, y = records(6)
+    data = {f"c{i}": (x, y) for i in range(6)}
+    with federated(local_batch_size=6, clients_per_round=2, sampling_seed=1) as few:
+        once, again = few.build(model_fn), few.build(model_fn)
+        asked = [round_.clients for round_ in once.fit(few.dataset(data), epochs=4).rounds]
+        apart = [again.fit(few.dataset(data), verbose=0).rounds[0] for _ in range(4)]
+        assert [round_.clients for round_ in apart] == asked
+        assert [round_.number for round_ in apart] == [1, 2, 3, 4]
+        assert len(set(asked)) > 1
+    with federated(local_batch_size=6) as every:
+        model = every.build(model_fn)
+        for labels in (np.full(6, 7), y):
+            history = model.fit(every.dataset({"a": (x, y), "b": (x, labels)}), verbose=0)
+        assert history.rounds[0].clients == ("a", "b")
+
+
+@scenario
+def what_one_device_leaves_out_clients_that_send_gradients_do_too(strategy, folder):
+    def heads():
+        inputs = keras.Input((4,))
+        outputs = [layers.Dense(3, "softmax", name=name)(inputs) for name in ("told", "untold")]
+        model = keras.Model(inputs, outputs)
+        decaying = keras.optimizers.AdamW(0.1, weight_decay=0.5, epsilon=1e-3)
+        model.compile(decaying, {"told": "sparse_categorical_crossentropy"})
+        return model
+
+    def summed():
+        model = model_fn()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+        model.compile("sgd", loss)
+        return model
+
+    x, y = records(6)
+    data = {"a": (x, {"told": y}), "b": (x, {"told": y})}
+    with federated(algorithm="fedsgd") as one_step:
+        model = built(one_step, heads)
+        before = model.get_layer("untold").get_weights()
+        model.fit(one_step.dataset(data), verbose=0)
+        np.testing.assert_array_equal(model.get_layer("untold").get_weights()[0], before[0])
+        with pytest.raises(ModelError, match="a mean over rows"):
+            one_step.build(summed)
+
+
 @scenario(long=True)
 def a_client_that_is_said_to_be_left_out_is_not_averaged(strategy, folder):
     def odd(y, y_pred):
@@ -760,6 +805,7 @@ def what_cannot_be_honoured_is_refused(strategy, folder):
         (lambda: model_fn(optimizers.Adam(0.1, amsgrad=True)), "amsgrad"),
         (lambda: model_fn(optimizers.SGD(0.1, weight_decay=0.1)), "weight_decay.*AdamW"),
         (lambda: model_fn(optimizers.SGD(decay)), "LearningRateScheduler"),
+        (lambda: model_fn(optimizers.legacy.SGD(0.1, decay=0.1)), "without decay"),
         (own_step, "train_step"),
         (eagerly, "run_eagerly"),
     ):

@@ -162,12 +162,14 @@ def test_bad_clients_are_left_out_and_named():
     x, y = same_records(1, 2)
     bad = x.copy()
     bad[3, 1] = np.nan
-    found = run(make_model(), {"good": (x, y), "nan": (bad, y), "single": (x[:1], y[:1])})
+    clients = {"good": (x, y), "nan": (bad, y), "single": (x[:1], y[:1]), "label": (x, y + 7)}
+    found = run(make_model(), clients)
     assert found.ids == ("good",)
     text = str(found)
-    assert "1 clients, 10 records to fine-tune on, 10 held out, 2 left out" in text
+    assert "1 clients, 10 records to fine-tune on, 10 held out, 3 left out" in text
     assert "left out: client 'nan': all values must be finite" in text
     assert "left out: client 'single': a client must have a record to fine-tune on" in text
+    assert "left out: client 'label': a label must be a class" in text
     with pytest.raises(DataError, match="all 1 were left out"):
         run(make_model(), {"nan": (bad, y)})
 

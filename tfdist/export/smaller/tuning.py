@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import DataError, EngineMissingError, ModelError
+from tfdist.errors import DataError, EngineMissingError, ModelError, first_line
 from tfdist.export.models import whole_copy
 from tfdist.records.format.manifest import splits_of
 from tfdist.strategies.base import DataOptions, make_feed
@@ -119,6 +119,6 @@ def compile_like(model: tf.keras.Model, like: tf.keras.Model) -> None:
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ModelError(
             "a model to make smaller must be compiled with objects that Keras can copy",
-            received=f"an error: {str(error).splitlines()[0]}",
+            received=f"an error: {first_line(error)}",
             mend="Register your loss with keras.saving.register_keras_serializable",
         ) from error

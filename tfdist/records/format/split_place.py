@@ -9,6 +9,15 @@ from tfdist.records.buckets.cache import local_shards
 from tfdist.records.format.manifest import MANIFEST_NAME, Manifest, load_manifest
 
 
+def is_split_beside(path: Path) -> bool:
+    """Whether a folder is called as a split of the manifest beside it.
+
+    Files that others wrote may lie in such a folder.
+    """
+    is_within = not (path / MANIFEST_NAME).is_file() and (path.parent / MANIFEST_NAME).is_file()
+    return is_within and path.name in load_manifest(path.parent).splits
+
+
 def find_split(path: Path) -> tuple[Path, str, Manifest]:
     """Returns the folder, the split and the manifest of "DIR/SPLIT", or of DIR with one split.
 
@@ -16,9 +25,7 @@ def find_split(path: Path) -> tuple[Path, str, Manifest]:
         DataError: no such folder, manifest or split.
     """
     path = local_shards(path)
-    # Files that others wrote may lie in a folder that is called as their split.
-    is_within = not (path / MANIFEST_NAME).is_file() and (path.parent / MANIFEST_NAME).is_file()
-    if path.is_dir() and not (is_within and path.name in load_manifest(path.parent).splits):
+    if path.is_dir() and not is_split_beside(path):
         folder, split = path, None
     else:
         folder, split = path.parent, path.name

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import ModelError
+from tfdist.errors import ModelError, first_line
 from tfdist.keras.layers import take_trainable, variables_in
 from tfdist.keras.optimizer_copies import go_on
 from tfdist.training.layers.batch_norm import layers_of
@@ -61,7 +61,7 @@ def with_group_norm(model: tf.keras.Model) -> tf.keras.Model:
         raise ModelError(
             "a model for batch_norm='group_norm' must be a Functional or Sequential one, which "
             "Keras can copy",
-            received=f"model '{model.name}': {str(error).splitlines()[0]}",
+            received=f"model '{model.name}': {first_line(error)}",
             mend="Use GroupNormalization in the model itself",
         ) from error
     nested = [layer.name for layer in layers_of(copy)]

@@ -125,6 +125,7 @@ class FederatedFit:
             if validation_data is not None:
                 options["validation_data"] = self._validation(validation_data)
             self._feed, self._records = feed, []
+            self._rounds.forget()
             history = fit(rounds, epochs=epochs, verbose=verbose, callbacks=callbacks, **options)
             history.rounds = self._records
             return history

@@ -22,7 +22,7 @@ from tfdist.strategies.federated.options import Options
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.metrics import state_of
 from tfdist.training.layers import eager_variables
-from tfdist.training.layers.losses import as_on_one_device, counted_as
+from tfdist.training.layers.losses import as_on_one_device, counted_as, is_sum
 from tfdist.training.model.refusals import refuse_eager, refuse_own_steps, refuse_xla
 from tfdist.training.model.stateful_rnn import refuse_stateful
 
@@ -40,6 +40,13 @@ def check_model(model: tf.keras.Model, options: Options) -> None:
             "clients must train in float32, as TFF's optimizers do",
             received=f"the precision {', '.join(sorted(policies | set(mixed[:1])))}",
             mend='Leave the policy at "float32"',
+        )
+    if options.algorithm == "fedsgd" and is_sum(model):
+        raise ModelError(
+            "clients that send gradients must have a loss that is a mean over rows, as the server "
+            "takes the mean of theirs",
+            received="a loss with reduction='sum'",
+            mend="Compile with reduction='sum_over_batch_size'",
         )
     if options.algorithm != "fedsgd":
         rate = options.client_learning_rate or learning_rate_of(model.optimizer)
@@ -110,6 +117,11 @@ class TracedStep:
                 mend="Leave what has learned from data with adapt, as Discretization, to map_fn of "
                 "strategy.dataset",
             )
+
+    @property
+    def has_gradients(self) -> list[bool]:
+        """Whether each of the trained weights has a gradient."""
+        return [gradient is not None for gradient in self._function.structured_outputs]
 
     @property
     def looked_up(self) -> list[str]:

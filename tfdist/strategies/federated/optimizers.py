@@ -25,6 +25,7 @@ _PLAIN = {
     "use_ema": False,
     "amsgrad": False,
     "nesterov": False,
+    "decay": 0.0,
 }
 # Where a Keras optimizer keeps what weight decay leaves out; there once something is left out.
 _EXCLUSIONS = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_names")

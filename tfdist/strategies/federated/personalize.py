@@ -20,6 +20,7 @@ from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.keras.optimizer_copies import decay_alike
 from tfdist.records.clients.collection import Clients
 from tfdist.records.report_text import as_text
+from tfdist.training.layers.data_errors import explain_id_error, explain_label_error
 
 _EVALUATION_BATCH_SIZE = 128
 _CLIENTS_SHOWN = 20
@@ -127,11 +128,10 @@ def personalize(
         for number, client in enumerate(chosen):
             try:
                 parts = _divide(clients.load(client), held_out_share, [seed, number])
-            except DataError as error:
-                name = f"client '{client}': "
-                failed[client] = name + str(error).removeprefix(name)
-            else:
                 rows[client] = trial.run(*parts, epochs, batch_size, [seed, number])
+            except (DataError, tf.errors.InvalidArgumentError) as error:
+                name = f"client '{client}': "
+                failed[client] = name + str(_explained(error, model)).removeprefix(name)
             if progress is not None:
                 progress(number + 1, len(chosen))
     if not rows:
@@ -149,6 +149,16 @@ def personalize(
         after=_columns(after),
         failed=failed,
     )
+
+
+def _explained(error: Exception, model: tf.keras.Model) -> DataError:
+    """Returns what is wrong with a client's data; raises an error that nothing explains."""
+    if isinstance(error, DataError):
+        return error
+    explained = explain_label_error(error) or explain_id_error(error, model)
+    if explained is None:
+        raise error
+    return explained
 
 
 class _Trial:

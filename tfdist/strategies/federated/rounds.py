@@ -67,23 +67,31 @@ class Round:
 
 
 class RoundRunner:
-    """Runs the rounds of a model, and remembers which clients it has named as bad."""
+    """Runs the rounds of a model, and remembers which clients of a fit it has named as bad."""
 
     def __init__(self, model: tf.keras.Model, server: Server, options: Options):
         self._model = model
         self._server = server
         self._options = options
+        self._weights_bytes = sum(v.numpy().nbytes for v in variables_in(model))
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins another fit, of records that may have been mended."""
         self._named: set[str] = set()
         self._known_bad: dict[str, str] = {}
-        self._weights_bytes = sum(v.numpy().nbytes for v in variables_in(model))
 
     def run(self, feed: ClientFeed, number: int) -> tuple[Round, Any]:
         """Runs round ``number``, counted from 0; returns it and the sums that clients reported.
+
+        A fit that begins anew at 0 goes on from the rounds that there were before: with the same
+        numbers it would ask the same clients again, which the accounting of privacy does not know.
 
         Raises:
             DataError: ``min_clients`` clients could not be found in ``max_attempts`` cohorts.
         """
         begun = time.perf_counter()
+        number = max(number, int(self._server.num_rounds.numpy()))
         record = Round(number + 1)
         output = None
         while output is None:
@@ -162,9 +170,9 @@ class RoundRunner:
     ) -> dict[str, str]:
         """Asks each client alone: TFF does not say whose records an error came from."""
         bad = {}
-        for client in ready:
+        for slot, client in enumerate(ready):
             arrays = feed.load(client, number)
-            order = feed.order(num_rows(arrays), 0, number, cohort.shares.get(client))
+            order = feed.order(num_rows(arrays), slot, number, cohort.shares.get(client))
             with self._server.round_file(1) as packed:
                 packed.add(0, arrays, order, 0)
                 try:

@@ -27,6 +27,7 @@ from tfdist.strategies.federated.optimizers import (
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.packing import RoundFile
 from tfdist.training.engine.binding import Binding, Saving
+from tfdist.training.layers import loss_masks
 from tfdist.training.layers.clipping import clips_by_norm, limit_of_values
 
 tff = import_tensorflow_federated()
@@ -64,6 +65,7 @@ class Server:
         self._state: Any = None
         self._slots: list[tf.Variable] = []
         self._trained: list[Any] = []
+        self._has_gradients: list[bool] = []
         self.bytes_of_client = 0
         #: Rounds that have updated the weights, in all fits.
         self.num_rounds = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -91,6 +93,12 @@ class Server:
                 "each round begins with the value of the server",
                 flush=True,
             )
+        if self._options.algorithm == "fedsgd" and loss_masks.can_be(self._model):
+            print(
+                "tfdist: warning: the loss leaves out positions, by a mask or ignore_class: each "
+                "client takes the mean of its own, so the gradients are not those of one device",
+                flush=True,
+            )
         aggregator = make_aggregator(self._options, feed.num_replicas)
         with self._engine.active():
             process = build_process(
@@ -107,6 +115,7 @@ class Server:
             self._refuse_other_terms((*_terms(state), num_slots))
         self._key, self._process, self._aggregator = key, process, aggregator
         self._non_trainable = step.non_trainable
+        self._has_gradients = step.has_gradients
         # Always as many: TFF keeps something for good of each number of clients that it meets.
         self._num_groups = min(len(os.sched_getaffinity(0)), feed.num_replicas)
         trained = [variable.ref() for variable in step.trainable]
@@ -169,8 +178,15 @@ class Server:
     def _apply(self, trainable: Any) -> None:
         variables = self._model.trainable_variables
         if self._options.algorithm == "fedsgd":
-            gradients = [tf.convert_to_tensor(gradient) for gradient in trainable]
-            self._model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            # As in Keras, where no loss is: with zeros an optimizer would decay weights.
+            pairs = [
+                (tf.convert_to_tensor(gradient), variable)
+                for gradient, variable, has in zip(
+                    trainable, variables, self._has_gradients, strict=True
+                )
+                if has or self._options.is_private
+            ]
+            self._model.optimizer.apply_gradients(pairs)
             return
         for variable, value in zip(variables, trainable, strict=True):
             variable.assign(value)

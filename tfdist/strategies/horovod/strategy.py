@@ -13,7 +13,7 @@ from typing import Any
 
 from tfdist import topology
 from tfdist.compat import import_horovod
-from tfdist.errors import EngineMissingError, OptionError, unknown_choice
+from tfdist.errors import EngineMissingError, OptionError, first_line, unknown_choice
 from tfdist.strategies.base import ModelOrFn, called
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.rank_devices import choose_gpus, take_threads
@@ -115,7 +115,7 @@ class Horovod(DataParallel):
         except ImportError as error:
             raise EngineMissingError(
                 "strategy 'horovod' must have the package horovod, built for this TensorFlow",
-                received=f"an error: {str(error).splitlines()[0]}",
+                received=f"an error: {first_line(error)}",
                 mend="Run tfdist install horovod",
             ) from error
         if place.elastic_workers is None:
@@ -155,7 +155,7 @@ class Horovod(DataParallel):
         except RuntimeError as error:
             raise OptionError(
                 "strategy 'horovod' must be entered before TensorFlow is first used",
-                received=f"an error: {str(error).splitlines()[0]}",
+                received=f"an error: {first_line(error)}",
                 mend="Enter the strategy at the start of the program",
             ) from error
 

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from tfdist import topology
-from tfdist.errors import OptionError, unknown_choice
+from tfdist.errors import OptionError, first_line, unknown_choice
 from tfdist.strategies.base import ModelOrFn, called, clone
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.rank_devices import choose_gpus, take_threads
@@ -178,7 +178,7 @@ class MultiWorker(DataParallel):
         except RuntimeError as error:
             raise OptionError(
                 "strategy 'multi_worker' must be entered before TensorFlow is first used",
-                received=f"an error: {str(error).splitlines()[0]}",
+                received=f"an error: {first_line(error)}",
                 mend="Enter the strategy at the start of the program",
             ) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -130,6 +131,10 @@ class Tasks(Cluster):
         Predictions of all workers are gathered once, in order, when the loop is over.
         """
         return keras.steps.reducing_nothing(model, self.strategy, self._own_rows)
+
+    def own_results(self, model: tf.keras.Model) -> contextlib.AbstractContextManager[None]:
+        is_one = self.num_replicas == self.num_processes
+        return keras.losses.unmerged_results(model) if is_one else contextlib.nullcontext()
 
     def _own_rows(self, value: Any) -> tf.Tensor:
         return tf.concat(self.strategy.experimental_local_results(value), axis=0)

@@ -10,7 +10,7 @@ import time
 
 import tensorflow as tf
 
-from tfdist.errors import LaunchError, OptionError
+from tfdist.errors import LaunchError, OptionError, first_line
 from tfdist.strategies.parameter_server.connections import Lines, Task, stay_until_goodbye, tasks_of
 from tfdist.strategies.parameter_server.waiting import Watch
 from tfdist.strategies.rank_devices import take_threads
@@ -42,7 +42,7 @@ def take_devices(place: Topology, threads: int | None) -> tf.compat.v1.ConfigPro
     except RuntimeError as error:
         raise OptionError(
             "strategy 'parameter_server' must be entered before TensorFlow is first used",
-            received=f"an error: {str(error).splitlines()[0]}",
+            received=f"an error: {first_line(error)}",
             mend="Enter the strategy at the start of the program",
         ) from error
     return tf.compat.v1.ConfigProto(
@@ -90,7 +90,7 @@ def _server(task: Task, place: Topology, config: tf.compat.v1.ConfigProto) -> tf
     except tf.errors.OpError as error:
         raise LaunchError(
             "a task of a cluster must listen on its address in TF_CONFIG",
-            received=f"an error of {task}: {str(error).splitlines()[0]}",
+            received=f"an error of {task}: {first_line(error)}",
             mend="Choose a free port of this host",
         ) from error
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import ModelError
+from tfdist.errors import ModelError, first_line
 from tfdist.keras.layers import take_trainable, variables_in
 from tfdist.keras.optimizer_copies import decay_alike
 from tfdist.keras.optimizers import set_learning_rate
@@ -125,7 +125,7 @@ class Twin:
             raise ModelError(
                 "a model of strategy 'parameter_server' must be compiled with what Keras can copy, "
                 "for a second model on the parameter servers",
-                received=f"model '{model.name}': {str(error).splitlines()[0]}",
+                received=f"model '{model.name}': {first_line(error)}",
                 mend="Compile it in model_fn, and build it anew",
             ) from error
         pairs = _paired(variables_in(model), variables_in(twin))

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import CheckpointError, OptionError, TfdistError, cannot_write
+from tfdist.errors import CheckpointError, OptionError, TfdistError, cannot_write, first_line
 from tfdist.keras.rates import fixed_rates_of, put_rates
 from tfdist.keras.trackables import beside_model, saved, unknown_variables
 from tfdist.records.buckets.urls import url_of
@@ -305,7 +305,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         except CheckpointError as error:
             return None, error
         except Exception as error:  # TensorFlow's reader raises whatever it stumbles over.
-            return None, (str(error).splitlines() or [type(error).__name__])[0]
+            return None, first_line(error)
 
     def _as_written(self, path: str, checkpoint: tf.train.Checkpoint) -> tf.train.Checkpoint:
         """Returns what reads ``path``: those of earlier versions have no words, and of Keras 3
@@ -553,6 +553,6 @@ def _read(checkpoint: tf.train.Checkpoint, path: str) -> None:
     except (AssertionError, ValueError) as error:
         raise CheckpointError(
             "a checkpoint must be resumed by the model that wrote it",
-            received=f"{path}: {str(error).splitlines()[0]}",
+            received=f"{path}: {first_line(error)}",
             mend="Give the same model and optimizer, or start anew in another folder",
         ) from error

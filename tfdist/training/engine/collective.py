@@ -48,6 +48,10 @@ class Collective(abc.ABC):
         """Returns what Keras' loops over ``model`` must call instead: name of a method -> that."""
         return {}
 
+    def own_results(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        """Encloses what reads the results of metrics in a step: those of this process alone."""
+        return contextlib.nullcontext()
+
     # Inside a step, on one replica --------------------------------------------------------------
 
     @abc.abstractmethod

@@ -52,7 +52,8 @@ class MergedResults:
 
     def __call__(self) -> dict[str, Any]:
         if not tf.executing_eagerly() or step_context.current().part is not None:
-            return self._local_results()
+            with self._collective.own_results(self._model):
+                return self._local_results()
         variables = state_of(self._model)
         local = [variable.numpy() for variable in variables]
         self._assign(variables, self.merged_state())

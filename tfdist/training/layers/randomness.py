@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import is_keras
-from tfdist.errors import ModelError, OptionError
+from tfdist.errors import ModelError, OptionError, first_line
 from tfdist.keras import step_context
 from tfdist.keras.graph import layer_of_scope
 from tfdist.keras.layers import layers_in
@@ -284,7 +284,7 @@ class Draws:
             raise ModelError(
                 "a model must have all its variables before a step is traced, and keras.random "
                 "makes one on each replica where it is given no seed",
-                received=str(error).splitlines()[0],
+                received=first_line(error),
                 mend="Make variables in build, and give keras.random a keras.random.SeedGenerator "
                 "that the layer has made in __init__, as seed",
             ) from error

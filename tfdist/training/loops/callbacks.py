@@ -184,6 +184,14 @@ class OfTheChief(tf.keras.callbacks.Callback):
         if self._is_on():
             self._callback.on_test_begin(logs)
 
+    def on_test_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        if self._is_on():
+            self._callback.on_test_batch_begin(batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if self._is_on():
+            self._callback.on_test_batch_end(batch, logs)
+
     def on_test_end(self, logs: dict | None = None) -> None:
         if self._is_on():
             self._callback.on_test_end(logs)

@@ -61,7 +61,7 @@ class Opening:
             return self.given_feed(x, options, "steps_per_epoch", fits=True)
         arrays = self.arrays(x, options)
         validation_split = options.pop("validation_split", None)
-        if validation_split:
+        if validation_split and options.get("validation_data") is None:
             arrays, options["validation_data"] = _split(arrays, validation_split)
         batch_size = self._batch_size(options)
         shuffle = bool(options.pop("shuffle", True))

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import ModelError
+from tfdist.errors import ModelError, first_line
 from tfdist.keras.optimizers import KINDS, compiling, is_of_another_scope
 from tfdist.training.engine.binding import Binding
 
@@ -60,7 +60,7 @@ def _metrics_of_the_scope() -> Iterator[None]:
             raise
         raise ModelError(
             "metrics that a built model is compiled with must be made where it was built",
-            received=str(error).splitlines()[0].partition(" passed to ")[0],
+            received=first_line(error).partition(" passed to ")[0],
             mend="Give their names, or compile within model.distribute_strategy.scope()",
         ) from error
 
