@@ -102,6 +102,7 @@ def compiled(model: keras.Model) -> keras.Model:
     [
         (branched, "layer 'sum' of 'model.*', which stands at a branch"),
         (lambda: chain(layers.Reshape((2, 2, -1), name="other")), r"layer 'other' \(Reshape\)"),
+        (lambda: chain(layers.Conv2DTranspose(6, 3)), r"\(Conv2DTranspose\)"),
         (
             lambda: keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.Dense(2, "tanh")]),
             "must end in a Dense with a unit for each class",

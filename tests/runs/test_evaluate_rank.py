@@ -58,6 +58,17 @@ def test_an_earlier_training_is_no_part_of_the_one_that_replaces_it(folder):
     assert watch.next() is None
 
 
+def test_one_that_had_begun_before_its_evaluator_is_no_earlier_one(folder, monkeypatch):
+    newest = folder.path / "checkpoints" / "ckpt-4"
+    ended = evaluate_rank._Watch(folder, 4, overwrite=True)
+    monkeypatch.setattr(evaluate_rank, "_BEGIN_S", 0.0)
+    with pytest.raises(folder.waiting):
+        ended.next()
+    assert ended.next() == newest
+    (folder.path / "metrics.json").unlink()
+    assert evaluate_rank._Watch(folder, 4, overwrite=True).next() == newest
+
+
 def test_one_that_is_gone_on_from_is_evaluated_first(folder):
     watch = evaluate_rank._Watch(folder, 8, overwrite=False)
     assert watch.next() == folder.path / "checkpoints" / "ckpt-4"

@@ -18,7 +18,7 @@ from tfdist.launch.jobs import Where
 from tfdist.runs import monitors
 from tfdist.runs.class_weights import class_weights
 from tfdist.runs.settings import Settings
-from tfdist.tuning import results, space
+from tfdist.tuning import folds, results, space
 from tfdist.tuning.folder import SearchFolder
 from tfdist.tuning.request import Request, Search
 from tfdist.tuning.results import Found
@@ -100,6 +100,25 @@ def test_logs_of_a_trial_are_its_own(request_of):
         config = request.training(7, {"width": 8}, {}, "data", Path("trial"), 1)
         assert config["profile"] == of_trial
         assert config["tensorboard"] == "board/007"
+
+
+def test_a_fold_is_trained_as_the_whole_split(request_of, tmp_path):
+    x = np.zeros((12, 2), np.float32)
+    tfdist.records.write((x, np.arange(12) % 3), "data/only", num_shards=2, split="train=1")
+    watched = {"early_stopping": "val_loss,patience=2", "class_weight": "balanced"}
+    request = replace(
+        request_of(search={"folds": 2}, tensorboard="board", **watched), data="data/only"
+    )
+    request.check()
+    (fold, _) = folds.write(request.data, 2, tmp_path / "folds")
+    config = request.training(7, {"width": 8}, {}, fold, Path("trial/fold-0"), 1)
+    assert config["class_weight"] == dict.fromkeys("012", 1.0)
+    assert config["early_stopping"]["monitor"] == "val_loss"
+    assert config["tensorboard"] == "board/007/fold-0"
+    # `tfdist train` of this data has no validation to watch.
+    assert "early-stopping" not in request.options_of_train({}, {})
+    with pytest.raises(OptionError, match="where there is no validation"):
+        replace(request_of(**watched), data="data/only").check()
 
 
 def test_a_pruner_looks_at_epochs_of_its_own(request_of):

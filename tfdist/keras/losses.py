@@ -135,7 +135,9 @@ def unmerged_results(model: tf.keras.Model) -> Iterator[None]:
 
     Keras 2 would have all replicas meet there, for each variable of each metric.
     """
-    merging = [] if IS_KERAS_3 else [(vars(metric), metric.result) for metric in model.metrics]
+    found = [] if IS_KERAS_3 else [(vars(metric), metric.result) for metric in model.metrics]
+    # What a step of one's own has put around a result notes it: there all meet.
+    merging = [(of, result) for of, result in found if hasattr(result, "__wrapped__")]
 
     def unmerged(result: Any) -> Callable[[], Any]:
         return lambda: tf.nest.map_structure(tf.identity, result.__wrapped__())

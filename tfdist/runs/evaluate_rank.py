@@ -24,6 +24,8 @@ tf = import_tensorflow()
 _INTERVAL_S = 1.0
 # Longer than an epoch may take; or so many times the longest wait between two checkpoints.
 _PATIENCE_S, _PATIENCE = 3600.0, 10
+# Within which a training that replaces another has begun.
+_BEGIN_S = 600.0
 
 
 class _Watch:
@@ -40,7 +42,9 @@ class _Watch:
         self._seen: tuple[Path, int | None] | None = None
         # Those of an earlier training, perhaps, which is gone on from, or replaced.
         self._ended_before = _written_at(folder.path / folder.metrics.name)
-        self._earlier = self._newest() if overwrite and not folder.is_staged else None
+        # Where none has ended, the newest is of the training that runs.
+        is_earlier = overwrite and not folder.is_staged and self._ended_before is not None
+        self._earlier = self._newest() if is_earlier else None
         self._patience = _PATIENCE_S
         self._changed_at = time.monotonic()
 
@@ -60,6 +64,8 @@ class _Watch:
                 return newest[0]
             if has_ended:
                 return None
+            if time.monotonic() - self._changed_at > _BEGIN_S:
+                self._earlier = None  # It was this one, which had ended before.
             self._check_patience()
             emit({"event": "waiting"})
             time.sleep(_INTERVAL_S)

@@ -172,6 +172,18 @@ class Settings(OfLearning, OfOutput, OfData):
         in_job="logs",
     )
 
+    def of_validation(self) -> dict[str, str]:
+        """Returns what watches a number of the validation: the option -> that number."""
+        watched = {
+            "early_stopping": self.early_stopping and monitors.early_stopping(self.early_stopping),
+            "save_best": self.save_best and monitors.save_best(self.save_best),
+        }
+        return {
+            name: parsed["monitor"]
+            for name, parsed in watched.items()
+            if parsed and parsed["monitor"].startswith("val_")
+        }
+
     def to_config(self, splits: Mapping[str, str]) -> dict[str, Any]:
         """Returns what ranks read: JSON-able.
 
@@ -198,16 +210,15 @@ class Settings(OfLearning, OfOutput, OfData):
         if padding is not None and padding.buckets is not None:
             buckets = list(padding.buckets) or True
         stopping, best = self.early_stopping, self.save_best
-        for name, parsed in (
-            ("early_stopping", stopping := stopping and monitors.early_stopping(stopping)),
-            ("save_best", best := best and monitors.save_best(best)),
-        ):
-            if parsed and parsed["monitor"].startswith("val_") and "validation" not in splits:
+        stopping = stopping and monitors.early_stopping(stopping)
+        best = best and monitors.save_best(best)
+        if "validation" not in splits:
+            for name, monitor in self.of_validation().items():
                 raise OptionError(
                     f"{name} must name a number of the training, where there is no validation",
-                    received=parsed["monitor"],
+                    received=monitor,
                     mend="Give data with the split validation, or watch the training: "
-                    f"{parsed['monitor'].removeprefix('val_')}",
+                    f"{monitor.removeprefix('val_')}",
                 )
         if self.mlflow and urlsplit(self.mlflow).password:
             raise OptionError(

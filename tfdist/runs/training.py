@@ -333,16 +333,22 @@ def training_config(
     output: Path,
     settings: Settings,
     resume: bool = False,
+    validates: bool = False,
     **more: Any,
 ) -> dict[str, Any]:
-    """Returns what ``train_rank`` reads: JSON-able. Raises TfdistError for what cannot be."""
+    """Returns what ``train_rank`` reads: JSON-able. Raises TfdistError for what cannot be.
+
+    Args:
+        validates: whether the training will have a validation, which its data need not have yet.
+    """
     splits = find_splits(data)
+    known = {"validation": ""} | splits if validates else splits
     return {
         "model": model,
         "data": data,
         "splits": splits,
         "records": fingerprint(splits["train"]),
-        **settings.to_config(splits),
+        **settings.to_config(known),
         "strategy": where.strategy,
         "options": where.options,
         "workers": where.workers,

@@ -13,6 +13,7 @@ from typing import Any
 from tfdist.errors import OptionError, spelt
 from tfdist.launch.jobs import Where
 from tfdist.runs import monitors
+from tfdist.runs.class_weights import readable_again
 from tfdist.runs.settings import Settings
 from tfdist.runs.training import find_splits, training_config
 from tfdist.traces import wish
@@ -188,18 +189,26 @@ class Request:
         epochs: int,
     ) -> dict[str, Any]:
         """Returns the configuration of a training of trial ``number``, see ``training_config``."""
+        is_fold = data != self.data
+        trial = f"{number:03d}/{output.name}" if is_fold else f"{number:03d}"
         logs = {
-            name: _of_trial(name, given, f"{number:03d}")
+            name: _of_trial(name, given, trial)
             for name in _LOGS
             if (given := getattr(self.settings, name)) is not None
         }
+        settings = replace(self.settings, **{**logs, **of_training, "epochs": epochs})
+        if is_fold and settings.class_weight is not None:
+            # Of the whole split: nothing counts the classes of a fold.
+            of_all = readable_again(settings.class_weight, find_splits(self.data)["train"])
+            settings = replace(settings, class_weight=of_all)
         config = training_config(
             self.where,
             model=model_path.with_arguments(self.model, of_model) if of_model else self.model,
             data=data,
             output=output,
-            settings=replace(self.settings, **{**logs, **of_training, "epochs": epochs}),
+            settings=settings,
             resume=True,
+            validates=self.search.folds is not None,
         )
         config["splits"].pop("test", None)  # It is for the model that is chosen in the end.
         return config
@@ -212,8 +221,11 @@ class Request:
         Raises:
             OptionError: something that it cannot read.
         """
-        split = find_splits(self.data)["train"]
+        splits = find_splits(self.data)
+        split = splits["train"]
         settings = replace(self.settings, **of_training)
+        if "validation" not in splits:  # That only the folds have.
+            settings = replace(settings, **dict.fromkeys(settings.of_validation(), None))
         found = {
             "model": model_path.with_arguments(self.model, of_model),
             "data": self.data,

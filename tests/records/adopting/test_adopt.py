@@ -288,6 +288,10 @@ def test_other_files_are_not_taken_for_those_of_a_manifest(tmp_path):
         assert adopt(tmp_path / "v1/train*", tmp_path / "ours", **options).shards_in == "../v1"
         with pytest.raises(DataError, match="must have no manifest yet"):
             adopt(tmp_path / "v2", tmp_path / "ours", **options)
+    assert adopt([tmp_path / "ours"], tmp_path / "ours").shards_in == "../v1"
+    (tmp_path / "v1/train.tfrecord").rename(tmp_path / "v1/train.data")
+    adopt(tmp_path / "v1/*.data", tmp_path / "called otherwise")
+    assert adopt(tmp_path / "v1", tmp_path / "called otherwise").shards_in == "../v1"
 
 
 def test_adopted_with_another_label(tmp_path):

@@ -101,10 +101,23 @@ def test_by_a_column(values, names):
     assert sorted(np.concatenate(list(parts.values()))) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("values", [np.array(["a", ""]), np.array([1.0, np.nan])])
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array(["a", ""]),
+        np.array([1.0, np.nan]),
+        np.array(["a", None], object),
+        np.array(["a", float("nan")], object),
+    ],
+)
 def test_by_a_column_with_missing_values(values):
     with pytest.raises(DataError, match="'user' must be present"):
         deal(parse_partition("by:user"), 2, None, seed=0, values=values)
+
+
+def test_by_a_column_of_texts_and_numbers():
+    with pytest.raises(DataError, match="must be all texts, or all numbers"):
+        deal(parse_partition("by:user"), 2, None, seed=0, values=np.array(["a", 1], object))
 
 
 @pytest.mark.parametrize(

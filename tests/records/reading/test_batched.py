@@ -322,6 +322,14 @@ class TestGenerators:
 
         assert open_records(Loader()).num_records == 1200
 
+        class Endless(Loader):  # What it says is an epoch's steps.
+            def __iter__(self):
+                while True:
+                    yield from super().__iter__()
+
+        with pytest.raises(DataError, match="must end"):
+            open_records(Endless())
+
     def test_one_that_changes_its_structure_or_its_values(self):
         def other_parts():
             yield X[0], Y[0]

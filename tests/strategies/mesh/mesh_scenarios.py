@@ -763,6 +763,7 @@ def refusals():
             {},
         ),
         "joins rows": (functional(lambda x: tf.reshape(x, [-1, 6])), {}),
+        "takes rows apart": (functional(lambda x: tf.reshape(x, [2, -1, 6])), {}),
         "rows of zeros": (
             functional(lambda x: tf.concat([x, tf.zeros([tf.shape(x)[0], 1, 6])], 1)),
             {},

@@ -177,6 +177,7 @@ def test_callbacks_read_and_set_weights_within_a_fit(results):
         ("always in training", ["(Dropout)", "evaluate and predict, too", "training=True"]),
         ("inner activity", ["(TimeDistributed)", "inside of it has an activity regularizer"]),
         ("joins rows", ["reshape works over the rows"]),
+        ("takes rows apart", ["tf.reshape", "one tensor [batch, ...]"]),
         ("rows of zeros", ["tf.concat", "a row for each record, but is constant"]),
         ("of no layer", ["a weight of a layer", "1 in operations between layers"]),
         ("clipped table", ["clipvalue and", "Use clipnorm"]),

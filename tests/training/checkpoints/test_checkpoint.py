@@ -636,6 +636,18 @@ def test_the_best_weights_may_have_words(tmp_path, monkeypatch, capsys, is_earli
     assert train(3, resume=True)[1] == [2]
 
 
+def test_a_checkpoint_of_keras_own_counts_on_and_best_weights_keep_their_type():
+    keras = tf.keras.callbacks
+    saving, best = keras.ModelCheckpoint("a", save_freq=4), keras.EarlyStopping("loss")
+    saving._batches_seen_since_last_saving = 2
+    best.best_weights = [np.asarray(tf.constant([1.5, 2.0], tf.bfloat16)), np.float32([3])]
+    again = keras.ModelCheckpoint("a", save_freq=4), keras.EarlyStopping("loss")
+    callback_state.restore(again, callback_state.written([saving, best]))
+    assert again[0]._batches_seen_since_last_saving == 2
+    for one, other in zip(again[1].best_weights, ([1.5, 2], [3]), strict=True):
+        assert one.tolist() == other
+
+
 def test_a_second_break_in_an_epoch_remembers_who_began_it(tmp_path):
     keeper = Checkpoints(tmp_path)
     data = DataState(seed=0, num_records=21, global_batch_size=4, steps_per_epoch=STEPS, parts=1)

@@ -42,6 +42,23 @@ def test_a_model_begins_with_them_and_with_its_own_optimizer(file):
         assert int(model.optimizer.iterations) == 0
 
 
+@pytest.mark.parametrize("kind", [keras.optimizers.SGD, keras.optimizers.Adam])
+def test_an_optimizer_beside_the_compiled_one_begins_anew_too(tmp_path, kind):
+    def with_another(rate=0.25):
+        model = model_fn()
+        model.of_head = kind(rate)
+        return model
+
+    model = with_another(0.5)
+    ones = [(tf.ones_like(weight), weight) for weight in model.trainable_variables]
+    model.of_head.apply_gradients(ones)
+    model.save(tmp_path / "model.keras")
+    begun = with_weights(with_another, str(tmp_path / "model.keras"))()
+    np.testing.assert_array_equal(begun.get_weights()[0], model.get_weights()[0])
+    assert float(begun.of_head.learning_rate) == 0.25
+    assert int(begun.of_head.iterations) == 0
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -289,6 +290,14 @@ def test_an_epoch_goes_on_with_another_number_of_processes(before, parts, splits
         assert [sorted(rows) for rows in found] == [sorted(rows) for rows in expected]
     else:
         assert found == expected
+
+
+def test_what_hosts_hold_is_limited_to_as_many_steps_as_what_all_share():
+    feed = Feed(records=_records(100), global_batch_size=9, parts=2)
+    limited = replace(feed, held=Held(0, (100, 100))).limited(3)
+    assert limited.steps_per_epoch == feed.limited(3).steps_per_epoch == 3
+    assert limited.num_records == feed.limited(3).num_records == 21
+    assert replace(feed, held=Held(0, (2, 100))).limited(3).num_records == 2 + 9
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

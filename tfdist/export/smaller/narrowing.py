@@ -43,7 +43,7 @@ def chain_of(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
                 mend="Write it as keras.Sequential",
             )
         given = layer.output
-        if number > first and not _is_known(layer):
+        if number >= first and not _is_known(layer):
             raise ModelError(
                 "layers that lose channels must be Dense, Conv1D, Conv2D or DepthwiseConv2D with "
                 "normalization, activations, pooling and dropout between them",
@@ -54,6 +54,8 @@ def chain_of(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
 
 
 def _is_known(layer: Any) -> bool:
+    if isinstance(layer, (_L.Conv1DTranspose, _L.Conv2DTranspose)):
+        return False  # Convolutions as well, to Keras, whose kernels lie the other way.
     if getattr(layer, "data_format", None) == "channels_first" or getattr(layer, "groups", 1) != 1:
         return False
     if isinstance(layer, _L.DepthwiseConv2D):  # A Conv2D as well, to Keras.

@@ -282,9 +282,12 @@ def _manifest_of(folder: Path) -> Manifest | None:
 
 def _check_same_files(source: Any, home: Path, before: Manifest) -> None:
     """Raises DataError where files are named that the manifest in ``home`` is not of."""
-    if isinstance(source, str | os.PathLike) and os.path.realpath(source) == os.path.realpath(home):
+    given = [source] if isinstance(source, str | os.PathLike) else list(source)
+    if len(given) == 1 and os.path.realpath(given[0]) == os.path.realpath(home):
         return
-    named = os.path.realpath(find_files(source).folder)
+    # A folder may have files that are not called as shards, which were named by a pattern.
+    is_folder = len(given) == 1 and Path(given[0]).is_dir()
+    named = os.path.realpath(given[0] if is_folder else find_files(given).folder)
     known = os.path.realpath(home / (before.shards_in or ""))
     if os.path.commonpath([named, known]) != known:
         raise DataError(

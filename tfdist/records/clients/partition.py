@@ -193,15 +193,29 @@ def deal(
     return {f"client-{number:0{digits}d}": part for number, part in enumerate(parts)}
 
 
+def _absent(column: str | None) -> DataError:
+    return DataError(
+        f"every value of column '{column}' must be present",
+        received="an empty value",
+        mend="Fill it in, or remove the record",
+    )
+
+
 def _by(order: np.ndarray, values: np.ndarray, column: str | None) -> dict[str, np.ndarray]:
+    if values.dtype == object:
+        kinds = {isinstance(value, (str, bytes)) for value in values}
+        if any(value is None or value != value for value in values):
+            raise _absent(column)
+        if len(kinds) > 1:
+            raise DataError(
+                f"the values of column '{column}' must be all texts, or all numbers",
+                received="both",
+                mend="Write the numbers as texts",
+            )
     names, numbers = np.unique(values, return_inverse=True)
     texts = [_text(name).strip() for name in names.tolist()]
     if "" in texts or (names.dtype.kind == "f" and np.isnan(names).any()):
-        raise DataError(
-            f"every value of column '{column}' must be present",
-            received="an empty value",
-            mend="Fill it in, or remove the record",
-        )
+        raise _absent(column)
     if len(set(texts)) != len(texts):
         raise DataError(
             f"the values of column '{column}' must differ in more than blanks",

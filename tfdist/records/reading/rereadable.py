@@ -86,7 +86,10 @@ class _Survey:
 
 def _surveyed(source: Source) -> _Survey:
     found, seen = None, set()
-    has_length = hasattr(source.given, "__len__")
+    try:
+        length = len(source.given)
+    except (TypeError, NotImplementedError):  # It has none, or a method that does not say it.
+        length = 0
     told_at = time.monotonic()
     for given in source.read():
         element = element_of(given)
@@ -103,9 +106,8 @@ def _surveyed(source: Source) -> _Survey:
         if found.last_shapes:
             found.earlier_shapes.add(found.last_shapes)
         found.last_shapes = tuple(leaf.shape for leaf in leaves)
-        if not has_length:
-            seen.add(fingerprint(leaves))
-        if not has_length and found.count > max(_ELEMENTS_BEFORE_ENDLESS, _RETURNS * len(seen)):
+        seen.add(fingerprint(leaves))
+        if found.count > max(_ELEMENTS_BEFORE_ENDLESS, _RETURNS * len(seen), length):
             raise DataError(
                 f"{source.name} must end, since tfdist repeats it each epoch",
                 received=f"the same {len(seen)} elements again and again",

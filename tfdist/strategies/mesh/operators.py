@@ -48,7 +48,7 @@ def convert_operator(
     if is_slicing(layer):
         spec = _argument(arguments, options, 1, "slice_spec")
         arguments, options = (arguments[0], _slices(spec)), {}
-    if symbol.startswith("random."):
+    if symbol.startswith("random.") and "stateless" not in symbol:
         raise UnsupportedLayerError(
             layer,
             "it draws random numbers, once for all steps",
@@ -179,7 +179,8 @@ def _check_keeps_rows(
         perm = _argument(arguments, options, 1, "perm")
         kept = perm is not None and next(iter(perm)) == 0
     elif symbol == "reshape":
-        kept = math.prod(d.size for d in x.shape.dims[1:]) == math.prod(made[1:])
+        sizes = list(made[1:])  # One that is not known is refused as such.
+        kept = None in sizes or math.prod(d.size for d in x.shape.dims[1:]) == math.prod(sizes)
     elif is_slicing(layer):
         spec = _argument(arguments, options, 1, "slice_spec")
         first = spec[0] if isinstance(spec, (tuple, list)) else spec

@@ -24,7 +24,11 @@ _REMEMBERED = {
         "best_weights",
     ),
     tf.keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
-    tf.keras.callbacks.ModelCheckpoint: ("best", "epochs_since_last_save"),
+    tf.keras.callbacks.ModelCheckpoint: (
+        "best",
+        "epochs_since_last_save",
+        "_batches_seen_since_last_saving",
+    ),
     BestModel: ("best", "best_epoch"),
     GrowingBatch: ("first_batch", "batch", "gain"),
     **EXCHANGES,
@@ -115,8 +119,11 @@ def has_stopped(callbacks: Sequence[Any], state: bytes) -> bool:
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """Returns an array that is written without pickle: the words of a lookup layer are objects."""
-    return array.astype(np.bytes_) if array.dtype.hasobject else array
+    """Returns an array that is written without pickle: the words of a lookup layer are objects, and
+    bfloat16 is a type that NumPy reads back as bytes."""
+    if array.dtype.hasobject:
+        return array.astype(np.bytes_)
+    return array.astype(np.float32) if array.dtype.isbuiltin == 2 else array
 
 
 def _read(state: bytes) -> dict[str, Any]:

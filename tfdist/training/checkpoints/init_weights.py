@@ -64,6 +64,15 @@ def _load(model: Any, path: str) -> None:
     """Raises ValueError where the model and the file do not have the same weights."""
     import h5py
 
+    from tfdist.keras.trackables import optimizers_of
+
+    optimizers = optimizers_of(model)
+
+    def is_of_training(name: str) -> bool:
+        held = vars(model).get(name)
+        held = held if isinstance(held, (list, tuple)) else [held]
+        return name in _OF_TRAINING or any(one is each for one in optimizers for each in held)
+
     with tempfile.TemporaryDirectory(prefix="tfdist-weights-") as folder:
         file, given, own = (
             Path(path),
@@ -75,7 +84,7 @@ def _load(model: Any, path: str) -> None:
                 file = Path(archive.extract("model.weights.h5", folder))
         with h5py.File(file) as source, h5py.File(given, "w") as target:
             for name in source:
-                if name not in _OF_TRAINING:
+                if not is_of_training(name):
                     source.copy(name, target)
             expected = _arrays(target)
         with warnings.catch_warnings():  # Of the optimizer, which has none there.

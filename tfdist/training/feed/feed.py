@@ -152,6 +152,14 @@ class Feed:
     def limited(self, steps: int) -> Feed:
         """Returns a feed of at most ``steps`` steps, the last of them on a third of a batch."""
         tail = max(1, self.global_batch_size // 3)
+        if self.held is not None:  # In each step each process takes from its own.
+            most = [
+                (steps - 1) * even_share(self.global_batch_size, self.parts, part)[1]
+                + even_share(tail, self.parts, part)[1]
+                for part in range(self.parts)
+            ]
+            counts = tuple(map(min, self.held.counts, most))
+            return replace(self, held=replace(self.held, counts=counts))
         limit = (steps - 1) * self.global_batch_size + tail
         return replace(self, limit=min(limit, self.num_records))
 
