@@ -50,8 +50,9 @@ def optimizers_of(model: tf.keras.Model) -> list[Any]:
     One that another wraps for its loss scale is not called by itself, and is none of them.
     """
     optimizers = [item for item in descendants_of(model) if isinstance(item, KINDS)]
-    if isinstance(model.optimizer, KINDS) and model.optimizer not in optimizers:
-        optimizers.append(model.optimizer)
+    compiled = getattr(model, "optimizer", None)  # Keras 3 has none before it is compiled.
+    if isinstance(compiled, KINDS) and compiled not in optimizers:
+        optimizers.append(compiled)
     wrapped = [inner for one in optimizers if (inner := inner_of(one)) is not one]
     return [one for one in optimizers if not any(one is inner for inner in wrapped)]
 

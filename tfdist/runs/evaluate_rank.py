@@ -24,8 +24,6 @@ tf = import_tensorflow()
 _INTERVAL_S = 1.0
 # Longer than an epoch may take; or so many times the longest wait between two checkpoints.
 _PATIENCE_S, _PATIENCE = 3600.0, 10
-# Within which a training that replaces another has begun.
-_BEGIN_S = 600.0
 
 
 class _Watch:
@@ -42,9 +40,8 @@ class _Watch:
         self._seen: tuple[Path, int | None] | None = None
         # Those of an earlier training, perhaps, which is gone on from, or replaced.
         self._ended_before = _written_at(folder.path / folder.metrics.name)
-        # Where none has ended, the newest is of the training that runs.
-        is_earlier = overwrite and not folder.is_staged and self._ended_before is not None
-        self._earlier = self._newest() if is_earlier else None
+        self._earlier = self._newest() if overwrite and not folder.is_staged else None
+        self._has_begun = False  # What replaces it.
         self._patience = _PATIENCE_S
         self._changed_at = time.monotonic()
 
@@ -64,8 +61,11 @@ class _Watch:
                 return newest[0]
             if has_ended:
                 return None
-            if time.monotonic() - self._changed_at > _BEGIN_S:
+            self._has_begun = self._has_begun or self._folder.is_staged
+            is_late = time.monotonic() - self._changed_at > self._patience
+            if is_late and self._earlier is not None and not self._has_begun:
                 self._earlier = None  # It was this one, which had ended before.
+                continue
             self._check_patience()
             emit({"event": "waiting"})
             time.sleep(_INTERVAL_S)

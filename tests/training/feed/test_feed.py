@@ -298,6 +298,8 @@ def test_what_hosts_hold_is_limited_to_as_many_steps_as_what_all_share():
     assert limited.steps_per_epoch == feed.limited(3).steps_per_epoch == 3
     assert limited.num_records == feed.limited(3).num_records == 21
     assert replace(feed, held=Held(0, (2, 100))).limited(3).num_records == 2 + 9
+    few = replace(feed, global_batch_size=4, held=Held(0, (0, 5)))
+    assert few.limited(1).num_records == 1
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -88,7 +88,7 @@ def _surveyed(source: Source) -> _Survey:
     found, seen = None, set()
     try:
         length = len(source.given)
-    except (TypeError, NotImplementedError):  # It has none, or a method that does not say it.
+    except Exception:  # It has none, or a method of a user's that does not say it.
         length = 0
     told_at = time.monotonic()
     for given in source.read():
@@ -106,8 +106,9 @@ def _surveyed(source: Source) -> _Survey:
         if found.last_shapes:
             found.earlier_shapes.add(found.last_shapes)
         found.last_shapes = tuple(leaf.shape for leaf in leaves)
-        seen.add(fingerprint(leaves))
-        if found.count > max(_ELEMENTS_BEFORE_ENDLESS, _RETURNS * len(seen), length):
+        if found.count > length:
+            seen.add(fingerprint(leaves))
+        if found.count - length > max(_ELEMENTS_BEFORE_ENDLESS, _RETURNS * len(seen)):
             raise DataError(
                 f"{source.name} must end, since tfdist repeats it each epoch",
                 received=f"the same {len(seen)} elements again and again",

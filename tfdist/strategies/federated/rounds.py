@@ -74,7 +74,6 @@ class RoundRunner:
         self._server = server
         self._options = options
         self._weights_bytes = sum(v.numpy().nbytes for v in variables_in(model))
-        self._next = 0
         self.forget()
 
     def forget(self) -> None:
@@ -92,7 +91,7 @@ class RoundRunner:
             DataError: ``min_clients`` clients could not be found in ``max_attempts`` cohorts.
         """
         begun = time.perf_counter()
-        number = max(number, int(self._server.num_rounds.numpy()), self._next)
+        number = max(number, int(self._server.num_rounds.numpy()), self._server.next_round)
         record = Round(number + 1)
         output = None
         while output is None:
@@ -102,7 +101,7 @@ class RoundRunner:
             record.attempts += 1
             output = self._attempt(feed, cohort, number, record)
         self._server.accept(output)
-        self._next = number + 1
+        self._server.next_round = number + 1
         if self._options.is_private:
             record.epsilon = self._epsilon(feed)
         record.seconds = time.perf_counter() - begun

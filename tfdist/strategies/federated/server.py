@@ -67,6 +67,8 @@ class Server:
         self._trained: list[Any] = []
         self._has_gradients: list[bool] = []
         self.bytes_of_client = 0
+        #: The number of the round after the last one that was run, or 0 after a checkpoint is read.
+        self.next_round = 0
         #: Rounds that have updated the weights, in all fits.
         self.num_rounds = tf.Variable(0, dtype=tf.int64, trainable=False)
 
@@ -240,6 +242,7 @@ class Server:
     def restored(self) -> Iterator[None]:
         with self.written():
             yield
+        self.next_round = 0
         values = iter([slot.numpy() for slot in self._slots])
         rest = self._state._replace(global_model_weights=())
         rest = tf.nest.map_structure(lambda leaf: next(values) if _is_number(leaf) else leaf, rest)

@@ -28,6 +28,7 @@ _REMEMBERED = {
         "best",
         "epochs_since_last_save",
         "_batches_seen_since_last_saving",
+        "_last_batch_seen",
     ),
     BestModel: ("best", "best_epoch"),
     GrowingBatch: ("first_batch", "batch", "gain"),

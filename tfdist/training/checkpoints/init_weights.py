@@ -66,12 +66,13 @@ def _load(model: Any, path: str) -> None:
 
     from tfdist.keras.trackables import optimizers_of
 
-    optimizers = optimizers_of(model)
+    optimizers = {id(one) for one in optimizers_of(model)}
 
     def is_of_training(name: str) -> bool:
         held = vars(model).get(name)
+        held = list(held.values()) if isinstance(held, dict) else held
         held = held if isinstance(held, (list, tuple)) else [held]
-        return name in _OF_TRAINING or any(one is each for one in optimizers for each in held)
+        return name in _OF_TRAINING or (bool(held) and all(id(each) in optimizers for each in held))
 
     with tempfile.TemporaryDirectory(prefix="tfdist-weights-") as folder:
         file, given, own = (

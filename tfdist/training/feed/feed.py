@@ -159,6 +159,8 @@ class Feed:
                 for part in range(self.parts)
             ]
             counts = tuple(map(min, self.held.counts, most))
+            if not any(counts):  # Those that the last rows fall to hold none.
+                counts = tuple(min(count, 1) for count in self.held.counts)
             return replace(self, held=replace(self.held, counts=counts))
         limit = (steps - 1) * self.global_batch_size + tail
         return replace(self, limit=min(limit, self.num_records))
