@@ -209,7 +209,9 @@ def column_of(
         raise DataError(
             f"the dtype of array '{name}' must be one of {', '.join(RAW_DTYPES)}",
             received=str(numbers.dtype),
-            mend="Convert it to numbers first",
+            mend="Convert it first, as by x.astype('int64')"
+            if numbers.dtype.kind == "u"
+            else "Convert it to numbers first",
         )
     if role == "weight" and shape != ():
         raise DataError(

@@ -13,8 +13,9 @@ from tfdist.errors import DataError
 # Whole numbers up to here are exact in float32, and up to there in float64.
 EXACT = 1 << 24
 _EXACT_64 = 1 << 53
-#: A note, but for the names that follow.
+#: Notes, but for the names that follow.
 ROUNDED = f"whole numbers beyond {EXACT:,} are rounded to float32: "
+VANISHED = "numbers nearer to 0 than float32 can be are 0: "
 
 
 def is_rounded(values: np.ndarray) -> bool:
@@ -31,11 +32,28 @@ def may_be_rounded(values: np.ndarray) -> bool:
     return bool((np.abs(values.astype(np.float64)) >= _EXACT_64).any()) or is_rounded(values)
 
 
+def vanishes(values: np.ndarray) -> bool:
+    """Whether a number that is not 0 is 0 as float32."""
+    if values.dtype != np.float64:
+        return False
+    smallest = np.abs(values[np.abs(values) > 0]).min(initial=1.0)
+    return not np.float32(smallest)
+
+
+def notes_of_float32(columns: Iterable[tuple[str, np.ndarray]]) -> list[str]:
+    """Returns what becomes of the numbers of a table, by name, as float32."""
+    found = [(name, may_be_rounded(values), vanishes(values)) for name, values in columns]
+    rounded = ", ".join(f"'{name}'" for name, is_rounded, _ in found if is_rounded)
+    gone = ", ".join(f"'{name}'" for name, _, vanished in found if vanished)
+    return [ROUNDED + rounded] * bool(rounded) + [VANISHED + gone] * bool(gone)
+
+
 def note_rounded(name: str, parts: Iterable[np.ndarray], notes: list[str]) -> None:
     """Adds to ``notes``, once however many records come, that numbers are others as float32."""
-    note = f"{ROUNDED}'{name}'"
-    if note not in notes and any(map(is_rounded, parts)):
-        notes.append(note)
+    for told, is_other in ((ROUNDED, is_rounded), (VANISHED, vanishes)):
+        note = f"{told}'{name}'"
+        if note not in notes and any(map(is_other, parts := list(parts))):
+            notes.append(note)
 
 
 def check_kept(name: str, values: Any, array: np.ndarray, record: int | None = None) -> None:

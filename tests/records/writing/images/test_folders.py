@@ -424,6 +424,17 @@ class TestLabels:
             ("cat", "dog"),
         )
         assert [value.tolist() for value in values(columns, "kinds")] == [[0, 1], [], [1], [0]]
+        rows[2]["kinds"] = ["cat", "dog"]
+        (photos / "l.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        told = note(opened(photos, labels="l.jsonl"), "'kinds'")
+        assert "a value for each box in 3 of 4 rows" in told
+
+    def test_numbers_of_lists_that_float32_cannot_hold_are_told(self, photos):
+        rows = [{"file": f"{name}.png", "v": [33554433, 1e-60]} for name in "abcd"]
+        (photos / "l.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        columns = opened(photos, labels="l.jsonl")
+        assert "'v'" in note(columns, "rounded to float32")
+        assert "'v'" in note(columns, "nearer to 0")
 
     def test_what_does_not_match_is_told_at_once(self, photos):
         (photos / "labels.csv").write_text("file,kind\na.png,x\nb.png,\nz.png,x\ny.png,x\n")
@@ -446,6 +457,16 @@ class TestLabels:
         assert columns.left_out == {"image without a whole row": 3, "row without an image": 2}
         assert "2 rows are left out without an image: line 4" in note(columns, "without an image")
         assert not any("no images" in text for text in columns.notes)
+
+    @pytest.mark.parametrize("column", ["filename", "picture"])
+    def test_a_column_of_other_files_is_not_passed_over(self, photos, column):
+        """For one of numbers, which may be names of files without suffixes."""
+        for old, new in zip("abcd", "0123", strict=True):
+            (photos / f"{old}.png").rename(photos / f"{new}.png")
+        rows = "".join(f"data/{n}.png,{(n + 1) % 4},class{n}\n" for n in range(4))
+        (photos / "labels.csv").write_text(f"{column},rank,c\n{rows}")
+        with pytest.raises(DataError, match=f"'{column}'.*'data/0.png', where the folder has 0"):
+            opened(photos, Asked(label="c"), labels="labels.csv")
 
     def test_two_columns_that_name_files(self, photos):
         """Numbers of rows may be names of files too: whose labels they are is not guessed."""

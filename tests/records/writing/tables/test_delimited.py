@@ -96,6 +96,12 @@ def test_names_that_pandas_has_counted(tmp_path):
     assert read(tmp_path, ",0,1,2\n0,5.1,3,0\n").names == ("Unnamed: 0", "0", "1", "2")
 
 
+def test_a_first_row_that_may_be_no_header_is_told(tmp_path):
+    (note,) = read(tmp_path, "5.1,3.5,setosa\n4.9,3.0,setosa\n").notes
+    assert "is taken for the names of its columns, one of which is 5.1" in note
+    assert read(tmp_path, "2019,2020,kind\n4.9,3.0,a\n").notes == ()
+
+
 def test_a_text_of_a_megabyte(tmp_path):
     limit = csv.field_size_limit()
     table = read(tmp_path, f"a,b\n{'x' * 1_000_000},2\n")

@@ -6,6 +6,7 @@ import datetime
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from tfdist.errors import DataError
@@ -51,6 +52,26 @@ def test_years_that_nanoseconds_cannot_count(year):
     for name in ("when", "second", "zone"):
         assert columns.columns[name].tolist() == [seconds]
     assert columns.notes == ()
+
+
+def test_the_first_second_of_nanoseconds():
+    table = pd.DataFrame({"when": [pd.Timestamp.min, pd.Timestamp(0)], "label": [0, 1]})
+    assert read_raw(table).columns["when"].tolist() == [-9223372037, 0]
+
+
+def test_columns_of_pyarrow_with_missing_values():
+    day = datetime.date(2024, 1, 1)
+    arrow = pd.arrays.ArrowExtensionArray
+    table = pd.DataFrame(
+        {
+            "day": arrow(pa.array([None, day, day], pa.date32())),
+            "c": arrow(pa.array([1.0, float("nan"), 3.0])),
+            "label": [0, 1, 0],
+        }
+    )
+    columns = read_raw(table, Asked(missing="drop"))
+    assert columns.columns["day"].tolist() == [1704067200]
+    assert columns.columns["features"].tolist() == [[3.0]]
 
 
 def test_fractions_of_times_among_objects_are_told():

@@ -54,6 +54,15 @@ def test_decimal_commas():
     assert kind("1.000", "2.000", comma=True) == ("number", [1, 2])
 
 
+def test_points_that_may_mark_thousands_are_told():
+    for texts in (["1.000", "2.500"], ["1.000", "19"]):
+        (note,) = infer(Written(texts, decimal_comma=True)).notes
+        assert note.startswith("has points before three digits alone, so that '1.000' is read as 1")
+    for texts in (["1.000", "0.5"], ["0.125", "0.250"], ["1", "2"]):
+        assert infer(Written(texts, decimal_comma=True)).notes == ()
+    assert infer(Written(["1.000", "2.500"])).notes == ()
+
+
 def test_a_point_beside_decimal_commas_may_mark_thousands():
     cells = infer(Written(["1,5"] * 30 + ["1.000"], decimal_comma=True))
     assert (cells.kind, cells.bad) == ("number", {30: "1.000"})

@@ -140,6 +140,17 @@ class TestOptions:
         columns = read(tmp_path, "a,y\n1,100000000000000000000\n2,100000000000000000001\n")
         assert columns.notes == (note.replace("'a'", "'y'"),)
 
+    def test_numbers_that_are_0_as_float32_are_told(self, tmp_path):
+        note = "numbers nearer to 0 than float32 can be are 0: "
+        columns = read(tmp_path, "p,b,y\n1e-50,0,0\n0.5,0.1,1\n")
+        assert columns.notes == (note + "'p'",)
+        assert read(tmp_path, "p,y\n1,1e-300\n2,0.5\n").notes == (note + "'y'",)
+
+    def test_points_are_text_where_other_columns_have_decimal_commas(self, tmp_path):
+        columns = read(tmp_path, "preis;menge;y\n1,50;1.000;a\n2,75;2.500;b\n")
+        assert "column 'menge' is text: beside decimal commas" in " ".join(columns.notes)
+        assert columns.columns["features"].tolist() == [[1.5], [2.75]]
+
 
 class TestMissing:
     LINES = ("a,b,c,y", "1,x,t 1,0", ",x,t 2,1", "5,,t 3,0", "3,x,,1", "7,x,t 5,1")

@@ -10,6 +10,7 @@ import numpy as np
 
 from tfdist.errors import DataError, spelt
 from tfdist.records.format.text_and_ragged import objects
+from tfdist.records.format.whole_numbers import notes_of_float32
 from tfdist.records.writing.tables.packing import Packed
 from tfdist.records.writing.tables.table import LISTS, Cells
 
@@ -53,7 +54,10 @@ def packed_labels(
             packed.add_label(name, feature, cells)
             continue
         values, kind = lists[name], kinds[name]
-        of_boxes = kind in ("names", "integers") and _lengths(values) in lengths
+        may_be_of_boxes = kind in ("names", "integers")
+        of_boxes = may_be_of_boxes and _lengths(values) in lengths
+        if may_be_of_boxes and not of_boxes:
+            packed.notes += _nearly_of_boxes(name, _lengths(values), lengths)
         packed.columns[feature] = (name,)
         if kind == "names":
             found = sorted({item for value in values for item in value} | {*classes.get(name, ())})
@@ -63,6 +67,8 @@ def packed_labels(
             packed.labels[feature] = _ragged(values) if of_boxes else _hot(values, len(found))
         else:
             packed.labels[feature] = _numbers(values, kind, of_boxes)
+            if kind != "integers" or packed.labels[feature].dtype == np.float32:
+                packed.notes += notes_of_float32([(name, _flat(values))])
     return packed
 
 
@@ -90,6 +96,24 @@ def _kind_of(values: Sequence[Sequence[Any]]) -> str:
 def is_number(value: Any) -> bool:
     """Whether it is a number that a float can be: JSON has whole ones of any size."""
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+def _flat(values: Sequence[Sequence[Any]]) -> np.ndarray:
+    items = (item if isinstance(item, list) else (item,) for value in values for item in value)
+    return np.array([part for item in items for part in item], np.float64)
+
+
+def _nearly_of_boxes(
+    name: str, sizes: Sequence[int], of_boxes: Sequence[Sequence[int]]
+) -> list[str]:
+    for boxes in of_boxes:
+        alike = sum(a == b for a, b in zip(sizes, boxes, strict=True))
+        if alike * 2 > len(sizes):
+            return [
+                f"'{name}' has a value for each box in {alike:,} of {len(sizes):,} rows, and not "
+                "in the others: so it is of the image as a whole"
+            ]
+    return []
 
 
 def _lengths(values: Sequence[Sequence[Any]]) -> list[int]:

@@ -13,6 +13,7 @@ import numpy as np
 from tfdist.errors import DataError, read_json, spelt
 from tfdist.records.wording import listed
 from tfdist.records.writing.images import coco
+from tfdist.records.writing.images.search import SUFFIXES
 from tfdist.records.writing.tables.files import NAMES, read_table
 from tfdist.records.writing.tables.infer import infer
 from tfdist.records.writing.tables.row_errors import refuse
@@ -199,6 +200,14 @@ def _by_every_name(images: Sequence[str]) -> dict[str, int]:
     return {**alone, **{path: number for number, path in enumerate(images)}}
 
 
+def _names_files(column: str, texts: Sequence[str]) -> bool:
+    """Whether a column is there to name image files: by its own name, or by its values."""
+    if column.lower() in _SURE_COLUMNS:
+        return True
+    named = sum(Path(_plain(text)).suffix.lower() in SUFFIXES for text in texts)
+    return named > len(texts) / 2
+
+
 def _file_column(
     rows: LabelRows, known: Mapping[str, int], images: Sequence[str]
 ) -> tuple[str, list[str]]:
@@ -218,6 +227,14 @@ def _file_column(
     # A number of a row may well be the name of another row's file, without its suffix.
     best = next(filter(counts.get, called), max(names, key=lambda n: (whole[n], counts[n])))
     other = max(names, key=whole.get)
+    astray = [n for n in (*called, *names) if _names_files(n, texts[n]) and not counts[n]]
+    if astray and not whole[best]:
+        shown = next(filter(None, texts[astray[0]]), "")
+        raise DataError(
+            f"column '{astray[0]}' of {rows.path} must name the image files",
+            received=f"'{shown:.60}', where the folder has {images[0]}",
+            mend="Name files by their path in the folder, or give the column another name",
+        )
     differ = any(
         a is not None and b is not None and a != b
         for a, b in zip(found[best], found[other], strict=True)

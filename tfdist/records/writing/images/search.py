@@ -12,7 +12,7 @@ from tfdist.records.format.files import open_regular, walk
 from tfdist.records.format.splits import SPLITS, split_of_word
 from tfdist.records.wording import listed
 
-_SUFFIXES = frozenset(
+SUFFIXES = frozenset(
     f".{name}"
     for names in ("jpg jpeg jpe jfif png bmp dib gif", "tif tiff webp ppm pgm pbm pnm tga")
     for name in names.split()
@@ -154,7 +154,7 @@ def _name(root: Path, path: Path) -> str:
 
 
 def _is_image(path: Path) -> bool:
-    if path.suffix.lower() in _SUFFIXES:
+    if path.suffix.lower() in SUFFIXES:
         return True
     try:
         with open_regular(path) as file:
@@ -191,7 +191,7 @@ def _split_folders(root: Path, scan: _Scan, listing: Listing) -> dict[str, Path]
 
 def _holds_images(folder: Path) -> bool:
     return any(
-        Path(name).suffix.lower() in _SUFFIXES
+        Path(name).suffix.lower() in SUFFIXES
         for _, _, files in os.walk(folder)
         for name in files
         if not name.startswith(".")

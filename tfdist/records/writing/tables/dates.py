@@ -11,6 +11,7 @@ import numpy as np
 
 #: A note of what is lost where a date becomes whole seconds.
 CUT_OFF = ("has fractions of seconds, which are cut off",)
+_OF_A_SECOND = {"ms": 10**3, "us": 10**6, "ns": 10**9}
 _TIME = r"(?:[T ]+(\d{1,2}):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?\s*(Z|UTC|[+-]\d\d:?\d\d)?)?"
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
@@ -57,9 +58,13 @@ def whole_seconds(times: np.ndarray, missing: np.ndarray) -> tuple[np.ndarray, t
         times: datetime64 [rows] in the unit of its source: another may not hold the same years.
         missing: bool [rows].
     """
-    whole = times.astype("datetime64[s]")
-    notes = CUT_OFF if (whole != times)[~missing].any() else ()
-    return np.where(missing, 0, whole.view(np.int64)), notes
+    unit, count = np.datetime_data(times.dtype)
+    if unit in _OF_A_SECOND and count == 1:  # NumPy's own way ends before the range does.
+        seconds, rest = np.divmod(times.view(np.int64), _OF_A_SECOND[unit])
+        is_cut = bool(rest[~missing].any())
+    else:
+        seconds, is_cut = times.astype("datetime64[s]").view(np.int64), False
+    return np.where(missing, 0, seconds), CUT_OFF if is_cut else ()
 
 
 def seconds_of(value: date) -> int:

@@ -60,6 +60,7 @@ def _read(
     try:
         header = _check_header(path, next(reader, []))
         width = len(header)
+        notes = (*notes, *_notes_of_header(path, header))
         plain = parse_plain(text, separator, width)
         for row in reader if plain is None else ():
             if len(row) == width:
@@ -136,6 +137,15 @@ def _check_header(path: Path, header: list[str]) -> list[str]:
             mend="Write names above the rows",
         )
     return names
+
+
+def _notes_of_header(path: Path, names: list[str]) -> list[str]:
+    """Returns what is to be said of names that may be the values of a first row."""
+    odd = [name for name in names if _is_number(name) and not name.isdigit()]
+    return [
+        f"the first line of {path} is taken for the names of its columns, one of which is {name}"
+        for name in odd[:1]
+    ]
 
 
 def _is_number(text: str) -> bool:

@@ -44,6 +44,11 @@ def _column(series: Any) -> Cells | Values:
     missing = series.isna().to_numpy(dtype=bool)
     kind = getattr(series.dtype, "kind", "O")
     if kind == "M":
+        known = series.dropna()
+        if not len(known):
+            return Cells(DATE, np.zeros(len(series), np.int64), missing)
+        if missing.any():  # pyarrow's dates have no NaT.
+            series = series.fillna(known.iloc[0])
         of_zone = getattr(series.dtype, "unit", None)
         unit = of_zone or np.datetime_data(getattr(series.dtype, "numpy_dtype", series.dtype))[0]
         seconds, notes = whole_seconds(series.to_numpy(dtype=f"datetime64[{unit}]"), missing)
@@ -52,7 +57,8 @@ def _column(series: Any) -> Cells | Values:
         return Cells(BOOLEAN, series.fillna(False).to_numpy(dtype=bool), missing)
     is_beyond = kind == "u" and series.fillna(0).max() > np.iinfo(np.int64).max
     if kind == "f" or is_beyond:
-        return Cells(NUMBER, series.to_numpy(dtype=np.float64, na_value=np.nan), missing)
+        values = series.to_numpy(dtype=np.float64, na_value=np.nan)
+        return Cells(NUMBER, values, missing | np.isnan(values))  # NaN is a value to pyarrow.
     if kind in "iu":
         return Cells(INTEGER, series.fillna(0).to_numpy(dtype=np.int64), missing)
     values = series.astype(object).tolist()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import decimal
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,10 @@ _DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _POINTS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
 _THOUSANDS = re.compile(r"[+-]?(\d{1,3}(,\d{3})+(\.\d*)?|\d{1,3}([. ']\d{3})+,\d*)")
 
+#: Notes of a column of numbers; the second begins so.
+DECIMAL_COMMAS = "has decimal commas"
+POINTS = "has points before three digits alone, so that "
+
 #: What texts are, None for what is not of the kind; and notes of it.
 _Read = tuple[list[Any], tuple[str, ...]]
 
@@ -78,7 +83,7 @@ def infer(column: Cells | Written | Values, *, is_text: bool = False) -> Cells:
     """
     if isinstance(column, Written):
         if not is_text:
-            return _of_texts(column)
+            return _with_points_told(column, _of_texts(column))
         texts = list(column.texts)
         missing = [not text.strip() for text in texts]
         return Cells(TEXT, objects(texts), np.array(missing, bool))
@@ -86,6 +91,34 @@ def infer(column: Cells | Written | Values, *, is_text: bool = False) -> Cells:
     if is_text and cells.kind != TEXT:
         return _as_text(cells.values.tolist(), cells.missing)
     return cells
+
+
+def _with_points_told(column: Written, cells: Cells) -> Cells:
+    """Adds a note where points may mark thousands, which only decimal commas leave them to do."""
+    if not column.decimal_comma or cells.kind not in (INTEGER, NUMBER):
+        return cells
+    pointed = [text for text in map(str.strip, column.texts) if "." in text]
+    if not pointed or not all(map(_POINTS.fullmatch, pointed)):
+        return cells
+    note = (
+        f"{POINTS}'{pointed[0]}' is read as {_number(pointed[0]):g}: take out what marks thousands"
+    )
+    return replace(cells, notes=(*cells.notes, note))
+
+
+def beside_decimal_commas(
+    cells: Mapping[str, Cells], columns: Mapping[str, Any]
+) -> dict[str, Cells]:
+    """Returns columns whose points may mark thousands as text, where others have decimal commas."""
+    if not any(DECIMAL_COMMAS in found.notes for found in cells.values()):
+        return dict(cells)
+    note = "is text: beside decimal commas nobody can tell whether 1.000 is one or a thousand"
+    return {
+        name: replace(infer(columns[name], is_text=True), notes=(note,))
+        if any(told.startswith(POINTS) for told in found.notes)
+        else found
+        for name, found in cells.items()
+    }
 
 
 def _as_text(values: Iterable[Any], missing: np.ndarray, *notes: str) -> Cells:
@@ -201,7 +234,7 @@ def _numbers_of(present: Sequence[str], decimal_comma: bool) -> _Read:
     commas = [  # Beside 1,5 nobody can tell whether 1.000 is one or a thousand.
         None if _POINTS.fullmatch(text) else _number(text.replace(",", ".")) for text in present
     ]
-    return commas, ("has decimal commas",)
+    return commas, (DECIMAL_COMMAS,)
 
 
 def _number(text: str) -> float | None:

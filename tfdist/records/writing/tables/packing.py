@@ -10,7 +10,7 @@ import numpy as np
 
 from tfdist.errors import DataError, spelt
 from tfdist.records.format.text_and_ragged import as_classes
-from tfdist.records.format.whole_numbers import ROUNDED, may_be_rounded
+from tfdist.records.format.whole_numbers import notes_of_float32
 from tfdist.records.writing.tables.table import BOOLEAN, DATE, LISTS, NUMBER, NUMERIC, TEXT, Cells
 
 FEATURES, MISSING = "features", "missing"
@@ -98,8 +98,7 @@ class Packed:
             self.labels[feature] = values.tolist()
         elif cells.kind == NUMBER:
             self.labels[feature] = values.astype(np.float32)
-            if may_be_rounded(values):
-                self.notes.append(ROUNDED + f"'{name}'")
+            self.notes += notes_of_float32([(name, values)])
         else:
             self.labels[feature] = values
 
@@ -111,14 +110,10 @@ class Packed:
         self._refuse_taken(FEATURES, f"numbers in {numbers}, which are '{FEATURES}' together")
         rows = len(next(iter(self.numbers.values())))
         features = np.empty((rows, len(self.numbers)), np.float32)
-        rounded = []
-        for place, (name, values) in enumerate(self.numbers.items()):
+        for place, values in enumerate(self.numbers.values()):
             with np.errstate(over="ignore"):
                 features[:, place] = values
-            if may_be_rounded(values):
-                rounded.append(f"'{name}'")
-        if rounded:
-            self.notes.append(ROUNDED + ", ".join(rounded))
+        self.notes += notes_of_float32(self.numbers.items())
         self.columns = {FEATURES: tuple(self.numbers), **self.columns}
         return {FEATURES: features, **self.inputs}
 

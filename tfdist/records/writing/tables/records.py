@@ -13,7 +13,7 @@ from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.wording import left_out, listed, placed
 from tfdist.records.writing.roles import Asked, Roles, assign, mentioned, named
 from tfdist.records.writing.tables.delimited import UNNAMED
-from tfdist.records.writing.tables.infer import infer
+from tfdist.records.writing.tables.infer import beside_decimal_commas, infer
 from tfdist.records.writing.tables.missing import DROP, MASK, filled, parse_missing
 from tfdist.records.writing.tables.packing import Packed
 from tfdist.records.writing.tables.row_errors import complaints_of, refuse
@@ -176,6 +176,7 @@ def cells_of(table: Table, roles: Roles, said: Mapping[str, Sequence[str]]) -> d
         elif name in roles.labels and isinstance(column, Written) and found.kind in _NAMES:
             as_written = infer(column, is_text=True)
             cells[name] = replace(as_written, missing=found.missing, bad=found.bad)
+    cells = beside_decimal_commas(cells, table.columns)
     for name in (*roles.labels, *others):
         if cells[name].kind == EMPTY or cells[name].missing.all():
             raise DataError(
