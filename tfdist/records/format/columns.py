@@ -209,9 +209,7 @@ def column_of(
         raise DataError(
             f"the dtype of array '{name}' must be one of {', '.join(RAW_DTYPES)}",
             received=str(numbers.dtype),
-            mend="Convert it first, as by x.astype('int64')"
-            if numbers.dtype.kind == "u"
-            else "Convert it to numbers first",
+            mend="Convert it to one of these first",
         )
     if role == "weight" and shape != ():
         raise DataError(

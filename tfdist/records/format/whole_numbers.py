@@ -50,10 +50,14 @@ def notes_of_float32(columns: Iterable[tuple[str, np.ndarray]]) -> list[str]:
 
 def note_rounded(name: str, parts: Iterable[np.ndarray], notes: list[str]) -> None:
     """Adds to ``notes``, once however many records come, that numbers are others as float32."""
-    for told, is_other in ((ROUNDED, is_rounded), (VANISHED, vanishes)):
-        note = f"{told}'{name}'"
-        if note not in notes and any(map(is_other, parts := list(parts))):
-            notes.append(note)
+    untold = {f"{told}'{name}'": of for told, of in ((ROUNDED, is_rounded), (VANISHED, vanishes))}
+    untold = {note: is_other for note, is_other in untold.items() if note not in notes}
+    for part in parts if untold else ():  # Which may not fit into memory together.
+        found = [note for note, is_other in untold.items() if is_other(part)]
+        notes += found
+        untold = {note: is_other for note, is_other in untold.items() if note not in found}
+        if not untold:
+            break
 
 
 def check_kept(name: str, values: Any, array: np.ndarray, record: int | None = None) -> None:

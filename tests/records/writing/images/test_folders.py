@@ -427,7 +427,7 @@ class TestLabels:
         rows[2]["kinds"] = ["cat", "dog"]
         (photos / "l.jsonl").write_text("\n".join(map(json.dumps, rows)))
         told = note(opened(photos, labels="l.jsonl"), "'kinds'")
-        assert "a value for each box in 3 of 4 rows" in told
+        assert "a value for each box in 2 of 3 rows with boxes" in told
 
     def test_numbers_of_lists_that_float32_cannot_hold_are_told(self, photos):
         rows = [{"file": f"{name}.png", "v": [33554433, 1e-60]} for name in "abcd"]
@@ -467,6 +467,13 @@ class TestLabels:
         (photos / "labels.csv").write_text(f"{column},rank,c\n{rows}")
         with pytest.raises(DataError, match=f"'{column}'.*'data/0.png', where the folder has 0"):
             opened(photos, Asked(label="c"), labels="labels.csv")
+
+    def test_other_files_beside_names_without_suffixes(self, photos):
+        rows = "".join(f"{name},https://x/{name}.jpg,{name}\n" for name in "abcd")
+        for header in ("image_id,url,c", "image,mask,c"):
+            (photos / "labels.csv").write_text(f"{header}\n{rows}")
+            columns = opened(photos, Asked(label="c"), labels="labels.csv")
+            assert columns.schema.class_label.classes == ("a", "b", "c", "d")
 
     def test_two_columns_that_name_files(self, photos):
         """Numbers of rows may be names of files too: whose labels they are is not guessed."""

@@ -61,11 +61,14 @@ def test_points_that_may_mark_thousands_are_told():
     for texts in (["1.000", "0.5"], ["0.125", "0.250"], ["1", "2"]):
         assert infer(Written(texts, decimal_comma=True)).notes == ()
     assert infer(Written(["1.000", "2.500"])).notes == ()
+    cells = infer(Written([*["5"] * 30, "1.234.567"], decimal_comma=True))
+    assert (cells.bad, cells.notes) == ({30: "1.234.567"}, ())
 
 
 def test_a_point_beside_decimal_commas_may_mark_thousands():
     cells = infer(Written(["1,5"] * 30 + ["1.000"], decimal_comma=True))
     assert (cells.kind, cells.bad) == ("number", {30: "1.000"})
+    assert cells.notes == ("has decimal commas",)
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,12 @@ class TestOptions:
         columns = read(tmp_path, "preis;menge;y\n1,50;1.000;a\n2,75;2.500;b\n")
         assert "column 'menge' is text: beside decimal commas" in " ".join(columns.notes)
         assert columns.columns["features"].tolist() == [[1.5], [2.75]]
+        for role, last in (("label", "z"), ("weight", "y")):
+            text = f"preis;menge;{last}\n1,50;1.000;a\n2,75;2.500;b\n"
+            with pytest.raises(DataError, match=r"'menge' .*must say what its points are"):
+                read(tmp_path, text, **{role: "menge"})
+        with pytest.raises(DataError, match=r"line 32 has '1\.000'"):
+            read(tmp_path, "preis;y\n" + "1,50;a\n" * 30 + "1.000;b\n")
 
 
 class TestMissing:

@@ -107,11 +107,12 @@ def _nearly_of_boxes(
     name: str, sizes: Sequence[int], of_boxes: Sequence[Sequence[int]]
 ) -> list[str]:
     for boxes in of_boxes:
-        alike = sum(a == b for a, b in zip(sizes, boxes, strict=True))
-        if alike * 2 > len(sizes):
+        alike = sum(a == b > 0 for a, b in zip(sizes, boxes, strict=True))
+        with_boxes = sum(b > 0 for b in boxes)
+        if alike * 2 > with_boxes:
             return [
-                f"'{name}' has a value for each box in {alike:,} of {len(sizes):,} rows, and not "
-                "in the others: so it is of the image as a whole"
+                f"'{name}' has a value for each box in {alike:,} of {with_boxes:,} rows with boxes"
+                ", and not in the others: so it is of the image as a whole"
             ]
     return []
 

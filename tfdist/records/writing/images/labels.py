@@ -204,7 +204,7 @@ def _names_files(column: str, texts: Sequence[str]) -> bool:
     """Whether a column is there to name image files: by its own name, or by its values."""
     if column.lower() in _SURE_COLUMNS:
         return True
-    named = sum(Path(_plain(text)).suffix.lower() in SUFFIXES for text in texts)
+    named = sum(text.lower().endswith(tuple(SUFFIXES)) for text in texts)
     return named > len(texts) / 2
 
 
@@ -227,14 +227,19 @@ def _file_column(
     # A number of a row may well be the name of another row's file, without its suffix.
     best = next(filter(counts.get, called), max(names, key=lambda n: (whole[n], counts[n])))
     other = max(names, key=whole.get)
-    astray = [n for n in (*called, *names) if _names_files(n, texts[n]) and not counts[n]]
-    if astray and not whole[best]:
-        shown = next(filter(None, texts[astray[0]]), "")
-        raise DataError(
-            f"column '{astray[0]}' of {rows.path} must name the image files",
-            received=f"'{shown:.60}', where the folder has {images[0]}",
-            mend="Name files by their path in the folder, or give the column another name",
-        )
+    numbers = [text for text, n in zip(texts[best], found[best], strict=True) if n is not None]
+    # Any column of numbers may seem to name files, without their suffixes.
+    is_in_doubt = not whole[best] and best.lower() not in _SURE_COLUMNS
+    is_in_doubt = is_in_doubt and all(map(str.isdigit, numbers))
+    for name in (*called, *names) if is_in_doubt else ():
+        if not counts[name] and any(texts[name]) and _names_files(name, texts[name]):
+            shown = next(filter(None, texts[name]))
+            raise DataError(
+                f"column '{name}' of {rows.path} must name the image files",
+                received=f"'{shown:.60}', where the folder has {images[0]}",
+                mend=f"Name files by their path in the folder; if '{best}' names them, call it "
+                f"{_FILE_COLUMNS[0]}",
+            )
     differ = any(
         a is not None and b is not None and a != b
         for a, b in zip(found[best], found[other], strict=True)

@@ -141,7 +141,7 @@ def _check_header(path: Path, header: list[str]) -> list[str]:
 
 def _notes_of_header(path: Path, names: list[str]) -> list[str]:
     """Returns what is to be said of names that may be the values of a first row."""
-    odd = [name for name in names if _is_number(name) and not name.isdigit()]
+    odd = [name for name in names if "." in name and _is_number(name)]
     return [
         f"the first line of {path} is taken for the names of its columns, one of which is {name}"
         for name in odd[:1]

@@ -95,9 +95,10 @@ def infer(column: Cells | Written | Values, *, is_text: bool = False) -> Cells:
 
 def _with_points_told(column: Written, cells: Cells) -> Cells:
     """Adds a note where points may mark thousands, which only decimal commas leave them to do."""
-    if not column.decimal_comma or cells.kind not in (INTEGER, NUMBER):
+    if not column.decimal_comma or cells.kind != NUMBER or DECIMAL_COMMAS in cells.notes:
         return cells
-    pointed = [text for text in map(str.strip, column.texts) if "." in text]
+    texts = enumerate(map(str.strip, column.texts))
+    pointed = [text for row, text in texts if "." in text and row not in cells.bad]
     if not pointed or not all(map(_POINTS.fullmatch, pointed)):
         return cells
     note = (
@@ -114,7 +115,7 @@ def beside_decimal_commas(
         return dict(cells)
     note = "is text: beside decimal commas nobody can tell whether 1.000 is one or a thousand"
     return {
-        name: replace(infer(columns[name], is_text=True), notes=(note,))
+        name: replace(infer(columns[name], is_text=True), missing=found.missing, notes=(note,))
         if any(told.startswith(POINTS) for told in found.notes)
         else found
         for name, found in cells.items()

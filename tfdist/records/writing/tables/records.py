@@ -25,6 +25,7 @@ from tfdist.records.writing.tables.table import (
     LISTS,
     NUMBER,
     NUMERIC,
+    TEXT,
     Cells,
     Table,
     Written,
@@ -176,7 +177,16 @@ def cells_of(table: Table, roles: Roles, said: Mapping[str, Sequence[str]]) -> d
         elif name in roles.labels and isinstance(column, Written) and found.kind in _NAMES:
             as_written = infer(column, is_text=True)
             cells[name] = replace(as_written, missing=found.missing, bad=found.bad)
+    numbers = {name for name in (*roles.labels, roles.weight) if name in cells}
+    numbers = {name for name in numbers if cells[name].kind == NUMBER}
     cells = beside_decimal_commas(cells, table.columns)
+    in_doubt = sorted(name for name in numbers if cells[name].kind == TEXT)
+    if in_doubt:
+        raise DataError(
+            f"column '{in_doubt[0]}' of {table.place} must say what its points are",
+            received="numbers such as 1.000, beside decimal commas in other columns",
+            mend="Take out what marks thousands, or write decimal commas there, too",
+        )
     for name in (*roles.labels, *others):
         if cells[name].kind == EMPTY or cells[name].missing.all():
             raise DataError(
