@@ -12,14 +12,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import tensorflow as tf
 from scenario_plugin import Job
 
 import tfdist
 from tfdist.errors import OptionError
 from tfdist.launch.tf_cluster import _free_ports
+from tfdist.strategies.parameter_server.steps import AsynchronousSteps
 from tfdist.topology import tf_config
 
 # Trainings that are struck wait twice for what comes, on a machine that may be busy.
@@ -120,6 +123,25 @@ def training(folder: Path, epochs: int, *launch: str) -> Iterator[Training]:
 def _environ(config: str | None = None) -> dict[str, str]:
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     return env if config is None else env | {"TF_CONFIG": config}
+
+
+@pytest.mark.parametrize("has_lost_a_worker", [True, False])
+def test_results_that_go_with_a_lost_worker_are_done_without(has_lost_a_worker):
+    """Its step is taken, and the worker lost before the chief has fetched what it showed."""
+
+    def result(*_, **__):
+        raise tf.errors.UnavailableError(None, None, "Connection refused [Op:Identity]")
+
+    watch = SimpleNamespace(
+        result=result, explain=lambda error: None, has_lost_a_worker=has_lost_a_worker
+    )
+    steps = AsynchronousSteps(None, SimpleNamespace(metric_names={}), None, watch, 2)
+    steps._flying.append((None, 3, False))
+    steps._logs = {"loss": 1.0}
+    with contextlib.nullcontext() if has_lost_a_worker else pytest.raises(tf.errors.OpError):
+        steps._land()
+    assert not steps._flying
+    assert steps._logs == {"loss": 1.0}
 
 
 def test_a_lost_worker_is_survived_and_a_stopped_one_is_named(tmp_path):

@@ -158,7 +158,12 @@ class AsynchronousSteps:
 
     def _land(self) -> None:
         fetched, number, is_first = self._flying.popleft()
-        logs = self._watch.result(fetched, f"step {number}", is_first=is_first)
+        try:
+            logs = self._watch.result(fetched, f"step {number}", is_first=is_first)
+        except tf.errors.UnavailableError as error:
+            if self._watch.explain(error) is not None or not self._watch.has_lost_a_worker:
+                raise
+            return  # The step is taken: its results went with the worker that took it.
         names = self._twin.metric_names
         self._logs.update({names.get(name, name): value for name, value in logs.items()})
 

@@ -131,6 +131,10 @@ class Watch:
                     f"Look for what has stopped that process. {_RESUME}",
                 )
 
+    @property
+    def has_lost_a_worker(self) -> bool:
+        return bool(self._told)
+
     def explain(self, error: Exception) -> LaunchError | None:
         """Returns which task is lost or silent, where that has caused ``error``."""
         until = time.monotonic() + _SETTLE_S

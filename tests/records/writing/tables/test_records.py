@@ -154,7 +154,7 @@ class TestOptions:
             text = f"preis;menge;{last}\n1,50;1.000;a\n2,75;2.500;b\n"
             with pytest.raises(DataError, match=r"'menge' .*must say what its points are"):
                 read(tmp_path, text, **{role: "menge"})
-        with pytest.raises(DataError, match=r"line 32 has '1\.000'"):
+        with pytest.raises(DataError, match=r"'1\.000' in line 32"):
             read(tmp_path, "preis;y\n" + "1,50;a\n" * 30 + "1.000;b\n")
 
 
