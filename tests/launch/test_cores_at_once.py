@@ -29,6 +29,6 @@ def test_a_core_is_compared_with_itself_alone(monkeypatch, cores):
 
 @pytest.mark.skipif(len(hosts.cores_here()) < 2, reason="needs two cores")
 def test_processes_on_cores_of_their_own(monkeypatch):
-    monkeypatch.setattr(cores_at_once, "_SLOT_S", 0.05)
-    monkeypatch.setattr(cores_at_once, "_ROUNDS", 4)
-    assert 0.05 < cores_at_once._at_once([core[0] for core in hosts.cores_here()[:2]]) < 5
+    # So long that a process which others hold up still comes to its later slots.
+    monkeypatch.setattr(cores_at_once, "_ROUNDS", 8)
+    assert 0 < cores_at_once._at_once([core[0] for core in hosts.cores_here()[:2]]) < 5
