@@ -82,7 +82,7 @@ class Judge:
         expected = metrics(self._model, self._rows, self._expected)
         of_file = metrics(self._model, self._rows, found)
         drops = {name: expected[name] - of_file[name] for name in _accuracies(expected)}
-        name = max(drops, key=drops.__getitem__, default="loss" if "loss" in expected else None)
+        name = max(drops, key=drops.__getitem__, default=judging_metric(expected))
         if name is None:
             drop = mean_difference / max(mean_size, np.finfo(np.float32).tiny)
             return "outputs", mean_size, mean_size + mean_difference, drop

@@ -174,14 +174,17 @@ class Settings(OfLearning, OfOutput, OfData):
 
     def of_validation(self) -> dict[str, str]:
         """Returns what watches a number of the validation: the option -> that number."""
-        watched = {
-            "early_stopping": self.early_stopping and monitors.early_stopping(self.early_stopping),
-            "save_best": self.save_best and monitors.save_best(self.save_best),
-        }
         return {
             name: parsed["monitor"]
-            for name, parsed in watched.items()
-            if parsed and parsed["monitor"].startswith("val_")
+            for name, parsed in self._watched().items()
+            if parsed is not None and parsed["monitor"].startswith("val_")
+        }
+
+    def _watched(self) -> dict[str, dict[str, Any] | None]:
+        stopping, best = self.early_stopping, self.save_best
+        return {
+            "early_stopping": monitors.early_stopping(stopping) if stopping else None,
+            "save_best": monitors.save_best(best) if best else None,
         }
 
     def to_config(self, splits: Mapping[str, str]) -> dict[str, Any]:
@@ -209,9 +212,6 @@ class Settings(OfLearning, OfOutput, OfData):
         buckets = None
         if padding is not None and padding.buckets is not None:
             buckets = list(padding.buckets) or True
-        stopping, best = self.early_stopping, self.save_best
-        stopping = stopping and monitors.early_stopping(stopping)
-        best = best and monitors.save_best(best)
         if "validation" not in splits:
             for name, monitor in self.of_validation().items():
                 raise OptionError(
@@ -231,8 +231,7 @@ class Settings(OfLearning, OfOutput, OfData):
             "augment": None if self.augment is None else ",".join(parse_presets(self.augment)),
             "bucket_by_length": buckets,
             "class_weight": self.class_weight and class_weights(self.class_weight, splits["train"]),
-            "early_stopping": stopping or None,
-            "save_best": best or None,
+            **self._watched(),
             "callbacks": self.callbacks and model_path.of(self.callbacks, model_path.CALLBACKS),
         }
 

@@ -20,7 +20,7 @@ from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.keras.optimizer_copies import decay_alike
 from tfdist.records.clients.collection import Clients
 from tfdist.records.report_text import as_text
-from tfdist.training.layers.data_errors import explain_id_error, explain_label_error
+from tfdist.training.layers.data_errors import explain_value_error
 
 _EVALUATION_BATCH_SIZE = 128
 _CLIENTS_SHOWN = 20
@@ -155,7 +155,7 @@ def _explained(error: Exception, model: tf.keras.Model) -> DataError:
     """Returns what is wrong with a client's data; raises an error that nothing explains."""
     if isinstance(error, DataError):
         return error
-    explained = explain_label_error(error) or explain_id_error(error, model)
+    explained = explain_value_error(error, model)
     if explained is None:
         raise error
     return explained

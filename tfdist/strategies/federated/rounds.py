@@ -18,7 +18,7 @@ from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.packing import RoundFile, group_of_each
 from tfdist.strategies.federated.sampling import Cohort
 from tfdist.strategies.federated.server import Server
-from tfdist.training.layers.data_errors import explain_id_error, explain_label_error
+from tfdist.training.layers.data_errors import explain_value_error
 
 _DIVERGED = "its update is not finite"
 
@@ -217,7 +217,7 @@ class RoundRunner:
 
 def _reason(error: Exception, model: tf.keras.Model) -> str:
     """Returns what an error of TFF's worker says, without its envelope."""
-    explained = explain_label_error(error) or explain_id_error(error, model)
+    explained = explain_value_error(error, model)
     if explained is not None:
         return str(explained)
     text = str(error)

@@ -17,7 +17,7 @@ from tfdist.strategies.mesh import masks
 from tfdist.strategies.mesh.context import Context, has_batch
 from tfdist.strategies.mesh.operations import mtf, without_log
 from tfdist.strategies.mesh.operators import convert_operator
-from tfdist.strategies.mesh.registry import UnsupportedLayerError, rule_of
+from tfdist.strategies.mesh.registry import UnsupportedLayerError, refuse_random_numbers, rule_of
 from tfdist.training.layers.randomness import drawing_layers, unseeded
 
 # Where the functional form of a composite layer is kept: (training, shapes) -> model.
@@ -248,11 +248,7 @@ def _trace(
                 given = tf.nest.pack_sequence_as(arguments, symbols)
                 call = functools.partial(layer.call, *given, **options)
                 if _draws(call):
-                    raise UnsupportedLayerError(
-                        layer,
-                        "its call draws random numbers, once for all steps",
-                        "Draw them by layers that are attributes of it: Dropout, GaussianNoise",
-                    )
+                    refuse_random_numbers(layer)
                 found.clear()
                 outputs = call()
                 inputs = [*symbols, *weights.values(), *(symbol for symbol, _ in found)]

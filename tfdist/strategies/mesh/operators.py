@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.keras.graph import is_slicing
 from tfdist.strategies.mesh.context import Context, has_batch, is_split
 from tfdist.strategies.mesh.operations import MODEL, mtf
-from tfdist.strategies.mesh.registry import UnsupportedLayerError
+from tfdist.strategies.mesh.registry import UnsupportedLayerError, refuse_random_numbers
 
 _ELEMENTWISE = {
     "__operators__.add", "__operators__.sub", "__operators__.mul", "__operators__.truediv",
@@ -49,11 +49,7 @@ def convert_operator(
         spec = _argument(arguments, options, 1, "slice_spec")
         arguments, options = (arguments[0], _slices(spec)), {}
     if symbol.startswith("random.") and "stateless" not in symbol:
-        raise UnsupportedLayerError(
-            layer,
-            "it draws random numbers, once for all steps",
-            "Draw them by layers: Dropout, GaussianNoise",
-        )
+        refuse_random_numbers(layer)
     if not on_mesh:
         with tf.init_scope():  # Outside of the step's graph, so that its value stays known.
             return layer.function(*arguments, **options)

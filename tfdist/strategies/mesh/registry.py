@@ -36,6 +36,15 @@ class UnsupportedLayerError(ModelError):
         )
 
 
+def refuse_random_numbers(layer: Any) -> None:
+    """Raises UnsupportedLayerError: the layer's call draws by ``tf.random``."""
+    raise UnsupportedLayerError(
+        layer,
+        "its call draws random numbers, once for all steps",
+        "Draw them by layers (attributes of a layer of your own): Dropout, GaussianNoise",
+    )
+
+
 def register_layer(*classes: type) -> Callable[[Callable], Callable]:
     """Registers the decorated function as the conversion of Keras layer ``classes``.
 

@@ -111,8 +111,12 @@ def check_free_lengths(model: tf.keras.Model, element_spec: Any) -> None:
             )
 
 
-def explain_label_error(error: Exception) -> DataError | None:
-    """Returns what an error about a class id means, None when the error is about something else."""
+def explain_value_error(error: Exception, model: tf.keras.Model) -> DataError | None:
+    """Returns what an error about a label, or an id that is looked up, means; None for another."""
+    return _explain_label_error(error) or _explain_id_error(error, model)
+
+
+def _explain_label_error(error: Exception) -> DataError | None:
     found = _LABEL_OUT_OF_RANGE.search(str(error))
     if found is None:
         return _explain_labels_a_row(error)
@@ -159,8 +163,7 @@ def class_without_weight(classes: object) -> DataError:
     )
 
 
-def explain_id_error(error: Exception, model: tf.keras.Model) -> DataError | None:
-    """Returns what an error about an id that is looked up means, None when the error is another."""
+def _explain_id_error(error: Exception, model: tf.keras.Model) -> DataError | None:
     text = str(error)
     found = _ID_OUT_OF_RANGE.search(text)
     if found is None:

@@ -19,9 +19,8 @@ from tfdist.training.layers.data_errors import (
     check_free_lengths,
     check_inputs,
     explain_class_error,
-    explain_id_error,
-    explain_label_error,
     explain_loss_error,
+    explain_value_error,
 )
 from tfdist.training.loops import data_wait
 from tfdist.training.memory.offload import explain_folder_error
@@ -131,7 +130,7 @@ class BatchReader:
             explained = (
                 explain_shape_error(error, spec)
                 or explain_class_error(error, class_weight)
-                or self._explained_values(error)
+                or explain_value_error(error, self._model)
             )
             if explained is None:
                 raise
@@ -144,7 +143,7 @@ class BatchReader:
         if isinstance(error, ValueError):
             found = (explain_loss_error(error, self._model, spec) for spec in specs)
             return next(filter(None, found), None)
-        explained = self._explained_values(error)
+        explained = explain_value_error(error, self._model)
         for feed, spec in zip(feeds, specs, strict=True):
             explained = (
                 explained
@@ -153,6 +152,3 @@ class BatchReader:
             )
         explained = explained or explain_folder_error(error, self._binding.options.offload_dir)
         return explained or self._collective.explain(error)
-
-    def _explained_values(self, error: Exception) -> DataError | None:
-        return explain_label_error(error) or explain_id_error(error, self._model)

@@ -137,7 +137,7 @@ def _in_vocabulary(ids: tf.Tensor, layer: Any) -> tf.Tensor:
     """Returns ids of which no device would say itself that none of them holds their rows."""
     lowest, highest = tf.reduce_min(ids), tf.reduce_max(ids)
     found = tf.strings.as_string(tf.where(lowest < 0, lowest, highest))
-    # TensorFlow's own words: ``data_errors.explain_id_error`` knows them.
+    # TensorFlow's own words: ``data_errors.explain_value_error`` knows them.
     told = tf.strings.join(["indices = ", found, f" is not in [0, {layer.input_dim})"])
     are_held = tf.debugging.Assert((lowest >= 0) & (highest < layer.input_dim), [told])
     with tf.control_dependencies([are_held]):
