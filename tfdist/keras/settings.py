@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -25,3 +27,14 @@ def restart_names() -> None:
         keras_source("utils.naming").reset_uids()
     else:
         tf.keras.backend.reset_uids()
+
+
+@contextlib.contextmanager
+def uncounted_names() -> Iterator[None]:
+    """Has layers and metrics of Keras 2 that are made meanwhile leave no name taken."""
+    counts = keras_source("backend").PER_GRAPH_OBJECT_NAME_UIDS
+    before = {graph: dict(names) for graph, names in counts.items()}
+    yield
+    for graph, names in counts.items():
+        names.clear()
+        names.update(before.get(graph, {}))

@@ -61,6 +61,7 @@ def _call(context: Context, node: Any, arguments: Any, options: dict[str, Any]) 
     layer = node.layer
     if keras.graph.is_operator(layer):
         return convert_operator(context, layer, node, arguments, options)
+    arguments, options, mask = masks.apart(layer, arguments, options)
     options = {name: value for name, value in options.items() if value is not None}
     training = options.pop("training", None)
     given = arguments
@@ -76,8 +77,8 @@ def _call(context: Context, node: Any, arguments: Any, options: dict[str, Any]) 
     with context.computing_as(layer):
         if keras.layers.casts_inputs(layer):
             arguments = tf.nest.map_structure(lambda x: _autocast(context, x), arguments)
-        result = _call_layer(context, layer, arguments, options)
-        masks.of_outputs(context, layer, given, result)
+        result = _call_layer(context, layer, arguments, options, mask)
+        masks.of_outputs(context, layer, given, result, mask)
     _add_activity_loss(context, layer, result)
     context.training = before
     return result
@@ -99,9 +100,11 @@ def _autocast(context: Context, value: Any) -> Any:
     return value
 
 
-def _call_layer(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any:
+def _call_layer(
+    context: Context, layer: Any, arguments: Any, options: dict[str, Any], mask: Any
+) -> Any:
     rule = rule_of(layer)
-    mask = masks.for_call(context, layer, arguments, options)
+    mask = masks.for_call(context, layer, arguments, mask)
     if rule is not None and "mask" in inspect.signature(rule).parameters:
         options = {**options, **({} if mask is None else {"mask": mask})}
     elif mask is not None:
@@ -304,14 +307,16 @@ SEPARABLE_REGULARIZERS = (
 
 
 def _mean_over_rows(context: Context, regularizer: Any, y: Any) -> Any:
-    mask = context.row_mask(y.dtype)
-    rows = float(max(1, context.num_rows))  # Of padding alone there is nothing to divide.
+    by_rows = has_batch(y)  # Else all devices hold the same: positions, which are Keras' rows.
+    mask = context.row_mask(y.dtype) if by_rows else None
+    # Of padding alone there is nothing to divide.
+    rows = float(max(1, context.num_rows) if by_rows else y.shape.dims[0].size)
 
     def penalty(y: tf.Tensor, *mask: tf.Tensor) -> tf.Tensor:
         if mask:
             y *= tf.reshape(mask[0], [-1] + [1] * (y.shape.rank - 1))
         return tf.reshape(regularizer(y) / rows, [1])
 
-    axes = ["batch", *(["model"] if y.shape.dims[-1].name.endswith("@model") else [])]
+    axes = [*(["batch"] if by_rows else []), *(["model"] if y.shape.dims[-1].name.endswith("@model") else [])]
     inputs = [y] if mask is None else [y, mask]
     return context.local(penalty, inputs, [context.dimension(1)], partial_over=axes)

@@ -6,32 +6,61 @@ Keras attaches a mask to a tensor, and each layer says what becomes of it. Here 
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist import keras
+from tfdist.compat import is_keras
 from tfdist.strategies.mesh.context import Context
 from tfdist.strategies.mesh.operations import mtf
+from tfdist.strategies.mesh.registry import UnsupportedLayerError
+
+#: Of a call that is given no mask: it has those of its inputs. None, where given, ends them.
+OF_INPUTS = object()
 
 
-def for_call(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any | None:
+def apart(layer: Any, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
+    """Returns the arguments and options of a call without its mask, and the mask.
+
+    Raises:
+        UnsupportedLayerError: the mask is none of tensors on the mesh.
+    """
+    names = list(inspect.signature(layer.call).parameters)
+    place = names.index("mask") if "mask" in names else len(names)
+    options = options | dict(zip(names[place:], arguments[place:], strict=False))
+    mask = options.pop("mask", OF_INPUTS)
+    if mask is not OF_INPUTS and not all(
+        part is None or isinstance(part, mtf.Tensor) for part in tf.nest.flatten(mask)
+    ):
+        raise UnsupportedLayerError(layer, "the mask that it is called with is a constant")
+    return arguments[:place], options, mask
+
+
+def for_call(context: Context, layer: Any, arguments: Any, mask: Any) -> Any | None:
     """Returns the mask that Keras would hand to the layer's ``call``: given, or of its input."""
-    if "mask" in options:
-        return options.pop("mask")
+    if mask is not OF_INPUTS:
+        return mask
     if keras.graph.has_graph(layer) or not keras.layers.takes_mask(layer):
         return None
     return next(iter(_of(context, arguments[0])), None)
 
 
-def of_outputs(context: Context, layer: Any, arguments: Any, outputs: Any) -> None:
-    """Attaches to the outputs of a layer the masks that it makes of those of its inputs."""
+def of_outputs(context: Context, layer: Any, arguments: Any, outputs: Any, mask: Any) -> None:
+    """Attaches to the outputs of a layer the masks that it makes of those of its inputs.
+
+    Args:
+        mask: what the layer was called with, or ``OF_INPUTS``.
+    """
     outputs = tf.nest.flatten(outputs)
     is_known = all(output in context.masks for output in outputs)
     if not arguments or is_known or keras.graph.has_graph(layer):
         return
     inputs = [x for x in tf.nest.flatten(arguments[0]) if isinstance(x, mtf.Tensor)]
     given = [context.masks.get(x) for x in inputs]
+    if mask is not OF_INPUTS:  # An RNN's is that of the first input; others are its states.
+        given = [*tf.nest.flatten(mask), *[None] * len(inputs)][: len(inputs)]
     makes_own = keras.layers.makes_mask(layer)
     if makes_own is None or not (any(m is not None for m in given) or _begins(layer)):
         return
@@ -55,10 +84,12 @@ def _of(context: Context, value: Any) -> list[Any]:
 
 
 def _begins(layer: Any) -> bool:
-    """Whether a layer makes a mask of what is not masked."""
+    """Whether a layer makes a mask of what is not masked; one of a user's own may."""
     kinds = tf.keras.layers
-    return isinstance(layer, kinds.Masking) or (
-        isinstance(layer, kinds.Embedding) and layer.mask_zero
+    return (
+        isinstance(layer, kinds.Masking)
+        or (isinstance(layer, kinds.Embedding) and layer.mask_zero)
+        or not is_keras(type(layer).compute_mask.__module__)
     )
 
 
@@ -80,7 +111,8 @@ def _made(
         def packed(flat: list[Any]) -> Any:
             return tf.nest.map_structure(lambda place: flat[place], structure)
 
-        made = layer.compute_mask(packed(values), packed(own))
+        is_masked = any(mask is not None for mask in own)
+        made = layer.compute_mask(packed(values), packed(own) if is_masked else None)
         return made[number] if isinstance(made, (list, tuple)) else made
 
     inputs = [context.whole(x) for x in inputs]

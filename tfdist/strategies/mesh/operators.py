@@ -168,7 +168,7 @@ def _check_keeps_rows(
     elif symbol in _ALONG_AXIS:
         axis = _argument(arguments, options, 1, "axis")
         axis = -1 if axis is None else axis
-        kept = axis > 0 or axis >= -rank + 1
+        kept = axis > 0 or -rank + 1 <= axis < 0
     elif symbol == "concat":
         kept = _argument(arguments, options, 1, "axis") % rank != 0
     elif symbol == "transpose":

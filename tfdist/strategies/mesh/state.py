@@ -16,6 +16,7 @@ from tfdist.errors import ModelError
 from tfdist.keras.loss_scale import loss_scale_state
 from tfdist.keras.optimizer_copies import decay_alike
 from tfdist.keras.optimizers import inner_of, key_of
+from tfdist.keras.rates import rate_variables_of
 from tfdist.strategies.mesh.layout import Axes, path_of
 from tfdist.strategies.mesh.operations import MeshDevices, mtf
 from tfdist.strategies.mesh.optimizer import exclude_slices
@@ -344,4 +345,4 @@ class SlicedState:
 
 
 def _state_of(optimizer: Any) -> list[Any]:
-    return [*optimizer.variables, *loss_scale_state(optimizer)]
+    return [*optimizer.variables, *loss_scale_state(optimizer), *rate_variables_of(optimizer)]

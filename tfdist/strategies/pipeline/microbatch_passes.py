@@ -90,7 +90,7 @@ class Targets:
     Attributes:
         outputs: key -> tensor.
         loss: of the last chunk, weighted by the share of the microbatch; else None.
-        activity: the losses that layers added, weighted likewise; empty when there are none.
+        activity: the losses that layers added, a mean weighted likewise; empty when there are none.
         to_reach: of each list of tensors one must have a gradient.
     """
 
@@ -138,7 +138,8 @@ class Forward:
         )
         self.values = Values(parts, given)
         self.recorded: dict[Place, Recorded] = {}
-        self._activity: list[tf.Tensor] = []
+        #: Chunk and number of a loss that a layer adds -> what each microbatch gives of it.
+        self._activity: dict[tuple[int, int], list[tf.Tensor]] = {}
         self._loss = steps.gradient_loss() if training else None
         self._step_seed = steps.seeds.of_step() if training and steps.seeds else None
 
@@ -154,7 +155,8 @@ class Forward:
                 targets = self._through(number, microbatch, inputs, moves=True)
         for key, tensor in targets.outputs.items():
             self.values.put(key, microbatch, tensor)
-        self._activity += targets.activity
+        for place, loss in enumerate(targets.activity):
+            self._activity.setdefault((number, place), []).append(loss)
         losses = [] if targets.loss is None else [targets.loss]
         self.turns.done(chunk.device, [*targets.outputs.values(), *targets.activity, *losses])
 
@@ -175,7 +177,11 @@ class Forward:
         return [self.values.outputs(key, WHOLE) for key in self.steps.output_keys]
 
     def activity_losses(self) -> list[tf.Tensor]:
-        return self._activity
+        """Returns what layers added of the whole batch: a number, or one for each row."""
+        return [
+            tf.add_n(parts) if parts[0].shape.rank == 0 else tf.concat(parts, 0)
+            for parts in self._activity.values()
+        ]
 
     def _is_last(self, number: int) -> bool:
         return number == len(self.chunks) - 1
@@ -203,14 +209,19 @@ class Forward:
             moves=moves,
         )
         outputs = dict(zip(chunk.outputs, made, strict=True))
-        activity = [loss * part.share(loss.dtype) for loss in added_losses]
+        rows = next(iter(inputs.values())).shape[0]
+        activity = [
+            # Keras trains on the sum of numbers of rows.
+            part.true_rows(loss) if _is_by_row(loss, rows) else loss * part.share(loss.dtype)
+            for loss in added_losses
+        ]
         loss = None
         if self.training and self._is_last(number):
             loss = self._own_loss(part, {**inputs, **outputs})
         to_reach = self.functions.outputs_to_reach(chunk, made) if self.training else []
         return Targets(outputs, loss, activity, to_reach)
 
-    def _own_loss(self, part: Microbatch, known: dict[int, Any]) -> tf.Tensor:
+    def _own_loss(self, part: Microbatch, known: dict[int, Any]) -> tf.Tensor | None:
         y_pred = self.steps.packed(
             [changed(part.true_rows, known[key]) for key in self.steps.output_keys]
         )
@@ -226,7 +237,9 @@ class Forward:
             loss = tf.cond(
                 part.is_real, lambda: tf.cast(own_loss(), dtype), lambda: tf.zeros([], dtype)
             )
-        return loss if self.steps.loss_is_sum else loss * part.share(loss.dtype)
+        if loss is None or self.steps.loss_is_sum:  # None: only layers add losses.
+            return loss
+        return loss * part.share(loss.dtype)
 
 
 class Backward:
@@ -302,7 +315,10 @@ class Backward:
             if gradient is not None:
                 pairs.append((logits_of(tensor).tensor, gradient))
         share = self._share
-        losses = [(loss, share.of_mean) for loss in made.activity]
+        losses = [
+            (loss, share.of_mean if loss.shape.rank == 0 else share.of_sum)
+            for loss in made.activity
+        ]
         if made.loss is not None:
             of_loss = share.of_sum if self._steps.loss_is_sum else share.of_mean
             losses.insert(0, (made.loss, of_loss))
@@ -310,6 +326,10 @@ class Backward:
             seed = tf.ones_like(loss) if self.scale is None else tf.cast(self.scale, loss.dtype)
             pairs.append((loss, seed * tf.cast(factor, loss.dtype)))
         return [target for target, _ in pairs], [seed for _, seed in pairs]
+
+
+def _is_by_row(loss: tf.Tensor, rows: int | None) -> bool:
+    return bool(loss.shape.rank) and loss.shape[0] == rows
 
 
 def _dense(gradient: Any) -> tf.Tensor:

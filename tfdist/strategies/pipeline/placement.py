@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.keras.settings import uncounted_names
 from tfdist.keras.tensors import uncast
 
 
@@ -45,7 +46,8 @@ def place(
         ModelError: two calls made different models.
     """
     seen = _Creator({})
-    with tf.variable_creator_scope(seen):
+    # The second is the user's: its names, of metrics too, are to be those of a model made once.
+    with tf.variable_creator_scope(seen), uncounted_names():
         probe = make_model()
     devices = {
         seen.numbers[uncast(ref.deref()).ref()]: device for ref, device in devices_of(probe).items()
