@@ -49,10 +49,15 @@ def forget_functions(model: tf.keras.Model) -> None:
     model.train_function = model.test_function = model.predict_function = None
 
 
-def forget_first_epoch(model: tf.keras.Model) -> None:
-    """Has a fit begin where it is told to: Keras 3's BackupAndRestore leaves its own place."""
+def forget_last_fit(model: tf.keras.Model) -> None:
+    """Has a fit begin where it is told to, and validate on what it is given.
+
+    Keras 3's BackupAndRestore leaves its own place, and a fit of Keras 2 that was broken off its
+    validation data.
+    """
     if IS_KERAS_3:
         model._initial_epoch = None
+    forget_validation(model)
 
 
 def forget_validation(model: tf.keras.Model) -> None:
@@ -321,10 +326,17 @@ def shown_once() -> dict[str, Any]:
     return {} if IS_KERAS_3 else {"distribute_reduction_method": "first"}
 
 
+_SHOWN = "_get_metrics_result_or_logs" if IS_KERAS_3 else "_validate_and_get_metrics_result"
+
+
 def on_results(shown: Callable[[Any], Any]) -> dict[str, Any]:
     """Returns what has Keras' loops show ``shown`` of what a user's own step has returned."""
-    name = "_get_metrics_result_or_logs" if IS_KERAS_3 else "_validate_and_get_metrics_result"
-    return {name: shown}
+    return {_SHOWN: shown}
+
+
+def results_shown(model: tf.keras.Model, results: Any) -> Any:
+    """Returns what Keras' loops show of what a step of ``model`` has returned."""
+    return getattr(model, _SHOWN)(results)
 
 
 def flat(results: Any, opens: Callable[[str, dict[str, Any]], bool]) -> Any:

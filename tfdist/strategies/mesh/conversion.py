@@ -14,7 +14,7 @@ from tfdist import keras
 from tfdist.compat import is_keras
 from tfdist.keras.layers import layers_in
 from tfdist.strategies.mesh import masks
-from tfdist.strategies.mesh.context import Context, has_batch
+from tfdist.strategies.mesh.context import Context, has_batch, last_is_split
 from tfdist.strategies.mesh.operations import mtf, without_log
 from tfdist.strategies.mesh.operators import convert_operator
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, refuse_random_numbers, rule_of
@@ -317,6 +317,6 @@ def _mean_over_rows(context: Context, regularizer: Any, y: Any) -> Any:
             y *= tf.reshape(mask[0], [-1] + [1] * (y.shape.rank - 1))
         return tf.reshape(regularizer(y) / rows, [1])
 
-    axes = [*(["batch"] if by_rows else []), *(["model"] if y.shape.dims[-1].name.endswith("@model") else [])]
+    axes = [axis for axis, divides in (("batch", by_rows), ("model", last_is_split(y))) if divides]
     inputs = [y] if mask is None else [y, mask]
     return context.local(penalty, inputs, [context.dimension(1)], partial_over=axes)

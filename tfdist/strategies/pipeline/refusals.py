@@ -28,8 +28,7 @@ def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -
     """
     refuse_own_steps(model, "pipeline")
     refuse_own_loss(model, "pipeline")
-    refuse_xla(model)
-    refuse_nadam(model.optimizer, "pipeline")
+    check_compiled(model)
     for call in calls:
         masked = mask_of(call.inputs[0]) is not None if call.inputs else False
         if normalizes(call) and masked and not call.layer.fused:
@@ -54,6 +53,14 @@ def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -
         )
 
 
+def check_compiled(model: tf.keras.Model) -> None:
+    """Raises:
+    ModelError: what ``model`` is compiled with cannot run on several devices as on one.
+    """
+    refuse_xla(model)
+    refuse_nadam(model.optimizer, "pipeline")
+
+
 def _check_layer(layer: tf.keras.layers.Layer) -> None:
     if getattr(layer, "stateful", False):
         raise ModelError(
@@ -62,13 +69,14 @@ def _check_layer(layer: tf.keras.layers.Layer) -> None:
             received=f"stateful layer '{layer.name}'",
             mend="Make it with stateful=False, or use strategy 'single'",
         )
-    if type(layer).__name__ == "SpectralNormalization":
-        raise ModelError(
-            "a layer must not change its weights in each forward pass, since there is one for each "
-            "microbatch",
-            received=f"SpectralNormalization '{layer.name}'",
-            mend="Leave it out, or use strategy 'single'",
-        )
+    for part in layers_in(layer):
+        if type(part).__name__ == "SpectralNormalization":
+            raise ModelError(
+                "a layer must not change its weights in each forward pass, since there is one for "
+                "each microbatch",
+                received=f"SpectralNormalization '{part.name}'",
+                mend="Leave it out, or use strategy 'single'",
+            )
     if layer.metrics:
         raise ModelError(
             "metrics of a pipeline must come from compile()",

@@ -22,11 +22,12 @@ from tfdist.strategies.pipeline.plan import Plan
 from tfdist.training.engine.binding import Binding
 from tfdist.training.layers import eager_variables, loss_masks
 from tfdist.training.layers.gradients import Sums
-from tfdist.training.layers.losses import is_keras_own, is_sum
+from tfdist.training.layers.losses import is_keras_own, is_sum, part_of
 from tfdist.training.layers.randomness import Draws, StepSeeds, is_seeded, refuse_unseeded
 from tfdist.training.memory.sharded_update import ShardedUpdate
 from tfdist.training.memory.update_place import updates_where_weights_lie
 from tfdist.training.model.layer_calls import inputs_of, normalizes
+from tfdist.training.steps import layer_state
 
 
 class PipelineSteps:
@@ -147,6 +148,8 @@ class PipelineSteps:
             graph = tf.compat.v1.get_default_graph()
             refuse_unseeded(graph, graph.get_operations())
         regularization = self._regularize(gradients, backward.scale)
+        if self.ranks.shares_batches:
+            layer_state.merge(self._binding.moved, part_of(share.told), self.ranks.sum)
         self._apply(gradients)
         return self._metrics(x, y, sample_weight, counted, share, forward, regularization)
 

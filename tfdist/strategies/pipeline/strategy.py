@@ -129,6 +129,7 @@ class Pipeline(ModelParallel):
         from tfdist.strategies.pipeline.measure import measure
         from tfdist.strategies.pipeline.placement import place
         from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
+        from tfdist.strategies.pipeline.refusals import check_compiled
         from tfdist.strategies.pipeline.steps import PipelineSteps
         from tfdist.training.assemble import assemble
         from tfdist.training.engine.binding import Binding, Engine
@@ -172,7 +173,12 @@ class Pipeline(ModelParallel):
         binding = Binding(model, ranks)
         norms.put_on(binding)
         randomness.put_on(binding)
-        model.optimizer.jit_compile = False  # XLA takes variables of one device only.
+
+        def compiled() -> None:
+            check_compiled(model)
+            model.optimizer.jit_compile = False  # XLA takes variables of one device only.
+
+        compiled()
         cache = None
         if self._options.frozen_cache is not None:
             cache = FrozenCache(Frozen(model, plan, self._devices), self._options.frozen_folder)
@@ -182,7 +188,9 @@ class Pipeline(ModelParallel):
             engine=Engine(
                 steps=steps,
                 around=((("fit",), functools.partial(_prepared, steps=steps, cache=cache)),),
+                compiled=compiled,
                 takes_shares=True,
+                in_microbatches=self._options.microbatches > 1,
                 knows=plan,
             ),
             scaling=self.scaling,

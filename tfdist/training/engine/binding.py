@@ -72,6 +72,7 @@ class Engine:
         programs: name of a method or setting of Keras' -> what takes its place.
         steps: has ``train_step``, ``test_step`` and ``predict_step``.
         takes_shares: whether its steps know themselves what of a global batch a process has.
+        in_microbatches: whether its steps call layers once for each of several microbatches.
         weights: returns what holds the model's weights in a fit; None: the model itself.
         loops: name of a loop -> what takes its place.
         around: put on last, so that the loops of tfdist are enclosed.
@@ -86,6 +87,7 @@ class Engine:
     programs: Mapping[str, Any] = field(default_factory=dict)
     steps: Any = None
     takes_shares: bool = False
+    in_microbatches: bool = False
     weights: Callable[[], list[tf.Variable]] | None = None
     loops: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     around: tuple[Enclosure, ...] = ()

@@ -134,7 +134,6 @@ class BatchReader:
             )
             if explained is None:
                 raise
-            keras.steps.forget_validation(self._model)  # The next fit brings data that was mended.
             raise explained from error
 
     def _explained(self, error: Exception, feeds: Sequence[Feed]) -> Exception | None:

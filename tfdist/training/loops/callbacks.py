@@ -75,7 +75,9 @@ def for_process(
     if isinstance(collective, ElasticCollective):
         written = (*_CHIEF_ONLY, tf.keras.callbacks.TensorBoard)
         return [
-            OfTheChief(c, collective) if isinstance(c, written) or is_on_chief(c) else c
+            OfTheChief(c, collective)
+            if isinstance(c, written) or (is_on_chief(c) and not _knows_best(c))
+            else c
             for c in callbacks
         ]
     if collective.is_chief:
@@ -88,6 +90,11 @@ def for_process(
             kind for kind in left_out if kind is not tf.keras.callbacks.ModelCheckpoint
         )
     return [c for c in callbacks if not isinstance(c, left_out) and not is_on_chief(c)]
+
+
+def _knows_best(callback: Any) -> bool:
+    """Whether a callback writes by the chief alone, and must know the best epoch on all ranks."""
+    return isinstance(callback, tf.keras.callbacks.ModelCheckpoint)
 
 
 def _write_aside(callback: Any) -> None:

@@ -89,6 +89,7 @@ class Runs:
 
     def _fit(self, x: Any, options: dict) -> tf.keras.callbacks.History:
         self._preparation.checks_rows = bool(options.pop("check_rows", True))
+        keras.steps.forget_last_fit(self._model)
         if self._opening.is_plain_keras(x) and not self._needs_feed(options):
             check_given_labels(self._model, x, options)
             self._preparation.try_given(x, options)
@@ -210,7 +211,7 @@ class Runs:
                 batches = self._reader.batches(begun, first, last, skip_steps, chain.callbacks)
                 if not self._binding.takes_body:
                     eager_variables.make_known_metrics(model, feed.records.element_spec)
-                keras.steps.forget_first_epoch(model)
+                keras.steps.forget_last_fit(model)
                 with keras.optimizers.finalized_if(chain.ends, model.optimizer):
                     self._keras_fit(
                         batches,

@@ -155,7 +155,8 @@ class Preparation:
         if tells and self.checks_rows:
             # On all processes: what a user's layer or loss does may need them all.
             options = self._binding.options
-            by_microbatch = not self._collective.shares_batches or options.accumulate_steps > 1
+            in_microbatches = self._binding.engine.in_microbatches
+            by_microbatch = in_microbatches or options.accumulate_steps > 1
             saves_memory = options.recomputes or options.offloads
             rows = None
             with contextlib.suppress(Exception):  # Reading tells what is wrong with data.
