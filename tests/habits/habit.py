@@ -20,6 +20,8 @@ from tfdist.strategies.base import DataOptions, make_feed
 EQUAL = "equal"
 #: One device's numbers on the batches that the strategy makes of shuffled arrays.
 OWN_BATCHES = "equal by its own batches"
+#: A state that each microbatch moves, which a line tells of: trained, and not the same numbers.
+TOLD = "other numbers, told in a line"
 #: What layers draw is drawn on each replica: trained, evaluated, and not the same numbers.
 DRAWN = "other random numbers"
 #: Begins the words of a refusal: one line, whose words follow.
@@ -41,6 +43,8 @@ class Habit:
 
 HABITS: dict[str, Habit] = {}
 STRATEGIES = ("single", "mirrored", "horovod")
+#: Where a model is divided: what cannot be is refused in one line, the rest is as on one device.
+DIVIDED = ("mesh", "pipeline")
 
 
 def habit(
@@ -55,7 +59,7 @@ def habit(
     """
 
     def noted(program: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        verdicts = dict.fromkeys(STRATEGIES, verdict)
+        verdicts = dict.fromkeys((*STRATEGIES, *DIVIDED), verdict)
         if several is not None:
             verdicts |= dict.fromkeys(STRATEGIES[1:], several)
         HABITS[program.__name__] = Habit(program, verdicts | of)

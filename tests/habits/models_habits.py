@@ -9,6 +9,7 @@ import tensorflow as tf
 from habit import (
     BATCH,
     DRAWN,
+    TOLD,
     Here,
     batched,
     classifier,
@@ -259,7 +260,7 @@ class Centered(layers.Layer):
         return centered
 
 
-@habit()
+@habit(pipeline=TOLD)
 def a_running_mean_of_ones_own(here: Here) -> Any:
     return trained(here, lambda: classifier(layers.Dense(8, "tanh"), Centered()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import time
 from typing import Any
 
@@ -252,6 +253,38 @@ def a_loss_of_ones_own_that_is_no_number_of_no_rows(strategy, folder):
     fit_both(strategy, model, reference, (X, ONE_HOT))
     held_out = strategy.dataset((X, ONE_HOT), global_batch_size=12, training=False)
     assert_near(model.evaluate(held_out, verbose=0), reference.evaluate(X, ONE_HOT, 12, verbose=0))
+
+
+class Centered(layers.Layer):
+    """Takes off a running mean of the rows of the batch, as it was before."""
+
+    def build(self, shape: Any) -> None:
+        self.mean = self.add_weight("mean", shape[-1:], initializer="zeros", trainable=False)
+
+    def call(self, x: tf.Tensor, training: Any = None) -> tf.Tensor:
+        centered = x - self.mean
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(x, 0))
+        return centered
+
+
+@scenario("stages", "stages_of_workers", long=True)
+def a_state_of_ones_own_is_that_of_all_ranks(strategy, folder):
+    def model_fn():
+        model = keras.Sequential([keras.Input((6,)), Centered(), layers.Dense(3, "softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    whole = other(strategy, stages=2, microbatches=1)
+    fit_both(whole, *pair(whole, model_fn), (X, Y))
+    model = strategy.build(model_fn)
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        model.fit(X, Y, batch_size=12, verbose=0)
+    if strategy.topology.is_chief:
+        assert "is changed by each microbatch, not once a step" in told.getvalue()
+    means = strategy.connect().gather(model.layers[0].mean.numpy())
+    np.testing.assert_array_equal(*means)
 
 
 def of_words(**options: Any) -> keras.Model:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from one_device import TOLERANCE, assert_same_weights, equals_one_device
+from one_device import TOLERANCE, assert_same_weights, equals_one_device, pair
 from scenarios import scenario
 from tensorflow import keras
 
@@ -259,6 +259,34 @@ def compiled_metrics_and_a_test_step(strategy, folder):
         predicted, reference.predict(data[0], batch_size=BATCH, verbose=0), atol=1e-4
     )
     assert model.train_on_batch(*data, return_dict=True).keys() >= {"loss", "accuracy"}
+
+
+@scenario
+def one_batch_gives_the_numbers_of_a_step(strategy, folder):
+    """Those that are no metrics, too; also where an evaluation has made metrics of that name."""
+
+    class Own(keras.Model):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data[:2]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+            weights = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return {"loss": loss, "twice": 2 * loss}
+
+    def made() -> keras.Model:
+        inputs = keras.Input((5,))
+        model = Own(inputs, layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+        return model
+
+    x, y = rows()[:9], rows(1)[:9]
+    model, one = pair(strategy, made)
+    for _ in range(2):
+        expected = one.train_on_batch(x, y, return_dict=True)
+        assert model.train_on_batch(x, y, return_dict=True) == pytest.approx(expected, abs=1e-5)
+        model.evaluate(x, y, verbose=0)
+    np.testing.assert_allclose(model.train_on_batch(x, y), one.train_on_batch(x, y), atol=1e-5)
 
 
 @scenario(long=True)

@@ -200,6 +200,33 @@ def nested():
     return compiled(inputs, L.Dense(2)(x), keras.optimizers.SGD(0.05, momentum=0.9)), rows(30, 8)
 
 
+class Words(L.Layer):
+    """As Keras' own example of a transformer embeds: a mask of its own, positions that are told."""
+
+    def build(self, shape):
+        self.words = L.Embedding(20, 16)
+        self.places = L.Embedding(shape[1], 16, activity_regularizer=keras.regularizers.L2(0.1))
+
+    def call(self, ids):
+        return self.words(ids) + self.places(tf.range(ids.shape[1]))
+
+    def compute_mask(self, ids, mask=None):
+        return tf.not_equal(ids, 0)
+
+
+def masked_by_ones_own():
+    """Masks of a layer of the user's, one that a call is given, and one that None ends."""
+    ids = keras.Input((6,), dtype="int64")
+    x = Words()(ids)
+    pooled = L.GlobalAveragePooling1D()(x)
+    x = L.LSTM(4, return_sequences=True)(L.Dense(16)(x), mask=tf.greater(ids, 4))
+    last = L.LSTM(4)(x)
+    unmasked = L.LSTM(4)(x, mask=None)
+    y = L.Dense(2)(L.Concatenate()([pooled, last, unmasked]))
+    given = RNG.integers(1, 20, (30, 6)) * (np.arange(6) < RNG.integers(1, 7, (30, 1)))
+    return compiled(ids, y), given
+
+
 class Tokens(L.Layer):
     """A class token, and positions as a constant range."""
 
@@ -316,7 +343,7 @@ def clipped():
 EXACT = {
     (2, 2): (
         *(images, sequences, nested, vision, padded, clipped, recurrent, masked, reshaped),
-        towers,
+        *(towers, masked_by_ones_own),
     ),
     (1, 2): (nested, clipped, images, normalized, masked, towers),
 }
@@ -439,6 +466,14 @@ def _with_weights(model, weights):
 # Files ------------------------------------------------------------------------------------------
 
 
+class SetsRate(keras.callbacks.Callback):
+    """Lowers the learning rate, which what is written from then on has."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.model.optimizer.learning_rate = 0.004
+
+
 @scenario
 def files():
     folder = Path(tempfile.mkdtemp())
@@ -447,7 +482,7 @@ def files():
     reference = mlp()
     reference.run_eagerly = True
     start = reference.get_weights()
-    reference.fit(*data, batch_size=8, epochs=4, shuffle=False, verbose=0)
+    reference.fit(*data, batch_size=8, epochs=4, shuffle=False, verbose=0, callbacks=[SetsRate()])
     expected = reference.get_weights()
 
     def fit(batch, model, epochs, *, keep_host_copy=True, **options):
@@ -456,7 +491,8 @@ def files():
             built.set_weights(start)
             feed = strategy.dataset(data, global_batch_size=8, training=False)
             keep = tfdist.Checkpoints(folder / "checkpoints", **options)
-            built.fit(feed, epochs=epochs, callbacks=[keep], verbose=0)
+            callbacks = [keep] if options else [SetsRate(), keep]
+            built.fit(feed, epochs=epochs, callbacks=callbacks, verbose=0)
             return strategy, built
 
     strategy, built = fit(1, 2, 2, keep_host_copy=False)
@@ -466,6 +502,10 @@ def files():
     loaded.fit(*data, batch_size=8, epochs=2, shuffle=False, verbose=0)
     half = keras.models.load_model(folder / "model.keras")
     half.save_weights(folder / "weights")  # In TensorFlow's format, with the optimizer's slots.
+    half.save_weights(folder / "half.weights.h5")
+    one = mlp()  # Without slots yet, so that Keras leaves out those of such a file.
+    one.load_weights(folder / "half.weights.h5")
+    one.fit(*data, batch_size=8, shuffle=False, verbose=0)
     with mesh(1, 2) as strategy:
         from_file = strategy.build(lambda: keras.models.load_model(folder / "model.keras"))
         read = strategy.build(mlp)
@@ -473,6 +513,10 @@ def files():
         for model in (from_file, read):
             feed = strategy.dataset(data, global_batch_size=8, training=False)
             model.fit(feed, epochs=2, verbose=0)
+        without_slots = strategy.build(mlp)
+        without_slots.load_weights(folder / "half.weights.h5")
+        without_slots.fit(feed, verbose=0)
+        begun = difference(without_slots.get_weights(), one.get_weights())
         spares = keras.optimizers.AdamW(0.01, epsilon=1e-3, weight_decay=1.0)
         spares.exclude_from_weight_decay(var_names=["bias"])
         one = mlp()
@@ -484,6 +528,7 @@ def files():
     return {
         "a model object gone on with": difference(given.get_weights(), one.get_weights()),
         "a loaded model gone on with": difference(from_file.get_weights(), expected),
+        "weights read before a step": begun,
         "weights read with their slots": difference(read.get_weights(), expected),
         "resumed on another mesh": difference(resumed.get_weights(), expected),
         "gone on with in plain Keras": difference(loaded.get_weights(), expected),
@@ -760,6 +805,11 @@ def refusals():
         "always in training": (functional(lambda x: L.Dropout(0.5)(x, training=True)), {}),
         "inner activity": (
             functional(lambda x: L.TimeDistributed(L.Dense(16, activity_regularizer="l2"))(x)),
+            {},
+        ),
+        "over the rows": (functional(lambda x: tf.nn.softmax(x, axis=0)), {}),
+        "sparse": (
+            lambda: compiled(*(lambda x: (x, L.Dense(16)(x)))(keras.Input((6,), sparse=True))),
             {},
         ),
         "joins rows": (functional(lambda x: tf.reshape(x, [-1, 6])), {}),

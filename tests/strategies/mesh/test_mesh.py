@@ -70,7 +70,7 @@ def test_the_host_copy_can_be_released(results):
 @pytest.mark.parametrize(
     "model_on_mesh",
     [
-        *("images 2x2", "sequences 2x2", "padded 2x2", "clipped 1x2"),
+        *("images 2x2", "sequences 2x2", "padded 2x2", "clipped 1x2", "masked_by_ones_own 2x2"),
         *long("nested 2x2", "masked 2x2", "normalized 1x2", "towers 1x2"),
         *long("vision 2x2", "clipped 2x2", "recurrent 2x2", "reshaped 2x2"),
         *long("nested 1x2", "images 1x2", "masked 1x2", "towers 2x2"),
@@ -98,6 +98,7 @@ def test_a_layout_is_the_users_where_he_gives_one(results):
         "weights of the layers",
         "a model object gone on with",
         "a loaded model gone on with",
+        "weights read before a step",
         "weights read with their slots",
     ],
 )
@@ -177,6 +178,8 @@ def test_callbacks_read_and_set_weights_within_a_fit(results):
         ("always in training", ["(Dropout)", "evaluate and predict, too", "training=True"]),
         ("inner activity", ["(TimeDistributed)", "inside of it has an activity regularizer"]),
         ("joins rows", ["reshape works over the rows"]),
+        ("over the rows", ["nn.softmax works over the rows"]),
+        ("sparse", ["must be dense", "SparseTensorSpec", "Leave sparse=True"]),
         ("takes rows apart", ["tf.reshape", "one tensor [batch, ...]"]),
         ("rows of zeros", ["tf.concat", "a row for each record, but is constant"]),
         ("of no layer", ["a weight of a layer", "1 in operations between layers"]),

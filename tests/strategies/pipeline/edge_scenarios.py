@@ -97,6 +97,56 @@ def a_regularizer_counts_once_wherever_its_layer_is_called(strategy: Any, folder
 
 
 @scenario
+def losses_may_come_from_layers_alone(strategy: Any, folder: Path) -> None:
+    """A mean, and a number for each row, of which Keras trains on the sum."""
+
+    class Adds(layers.Layer):
+        def __init__(self, axes: Any):
+            super().__init__()
+            self.axes = axes
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            self.add_loss(tf.reduce_mean(tf.square(x), self.axes))
+            return x
+
+    for axes in (None, 1):
+
+        def made(axes: Any = axes) -> keras.Model:
+            inputs = keras.Input((6, 6, 2))
+            x = Adds(axes)(layers.Dense(4, "tanh")(layers.Flatten()(inputs)))
+            model = keras.Model(inputs, Adds(axes)(layers.Dense(3)(x)))
+            model.compile(keras.optimizers.SGD(0.05))
+            return model
+
+        model, plain = both(strategy, made)
+        assert train(strategy, model, plain, 21) < 1e-6
+        assert largest(model.get_weights(), plain.get_weights()) < 1e-6
+
+
+@scenario
+def names_are_those_of_a_model_made_once(strategy: Any, folder: Path) -> None:
+    def made() -> keras.Model:
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, layers.Dense(3, "softmax")(layers.Dense(8)(inputs)))
+        model.compile("sgd", "mse", metrics=[keras.metrics.Precision()])
+        return model
+
+    keras.backend.clear_session()
+    model = strategy.build(made)
+    x, y = RNG.normal(size=(8, 4)), np.eye(3)[Y[:8]]
+    assert "precision" in model.fit(x, y, batch_size=4, verbose=0).history
+    assert [layer.name for layer in model.layers] == ["input_1", "dense_1", "dense"]
+
+
+@scenario
+def what_a_model_is_compiled_with_anew_is_asked_for(strategy: Any, folder: Path) -> None:
+    model = strategy.build(model_fn)
+    for given, told in (({"jit_compile": True}, "without XLA"), ({"optimizer": "nadam"}, "Nadam")):
+        with pytest.raises(ModelError, match=told):
+            model.compile(**{"optimizer": "sgd", "loss": "mse"} | given)
+
+
+@scenario
 def a_loss_of_ones_own_may_be_called_by_its_name(strategy: Any, folder: Path) -> None:
     def own(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         return tf.reduce_mean(tf.square(y_pred - tf.cast(y_true, y_pred.dtype)))

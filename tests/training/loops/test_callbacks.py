@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdist
 from tfdist.errors import ModelError
 from tfdist.strategies.single import Alone
 from tfdist.training.engine.binding import Binding
-from tfdist.training.loops.callbacks import JobCallbacks, for_process
+from tfdist.training.engine.elastic_collective import ElasticCollective
+from tfdist.training.loops.callbacks import JobCallbacks, OfTheChief, for_process
 
 keras = tf.keras
 
@@ -43,6 +45,38 @@ def test_those_that_watch_a_silent_fit_hear_of_its_batches():
     model.fit(x, y, batch_size=2, callbacks=chain, verbose=0)
     assert later.batches == [("train", 0), ("train", 1)]
     assert len(watcher.batches) == 4
+
+
+def test_the_best_model_is_known_on_all_ranks_of_an_elastic_job(monkeypatch, tmp_path):
+    """A new chief would take its first epoch for the best, were it not told of those before."""
+    monkeypatch.setattr(ElasticCollective, "__abstractmethods__", frozenset())
+    best = keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), save_best_only=True)
+    logs = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    given = [tfdist.on_chief(best), tfdist.on_chief(logs)]
+    found = for_process(given, ElasticCollective.__new__(ElasticCollective))
+    assert found[0] is best
+    assert isinstance(found[1], OfTheChief)
+
+
+def test_a_fit_validates_on_what_it_is_given():
+    """Keras 2 keeps the validation data of a fit that was broken off."""
+
+    class Ends(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise KeyboardInterrupt
+
+    def made():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        return model
+
+    x, y = np.ones((8, 2)), np.zeros((8, 1))
+    with tfdist.strategy("single") as strategy:
+        model = strategy.build(made)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(x, y, validation_data=(x, y + 100), callbacks=[Ends()], verbose=0)
+        found = model.fit(x, y, validation_data=(x, y), verbose=0).history
+        assert found["val_loss"] == pytest.approx([model.evaluate(x, y, verbose=0)])
 
 
 def test_a_callback_of_the_other_keras_is_one_line():

@@ -28,7 +28,12 @@ from tfdist.strategies.mesh.steps import MeshSteps, plan
 from tfdist.training.engine.binding import LOOPS, Engine, Saving
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.options import StepOptions
-from tfdist.training.model.refusals import refuse_eager, refuse_own_loss, refuse_own_steps
+from tfdist.training.model.refusals import (
+    refuse_eager,
+    refuse_own_loss,
+    refuse_own_steps,
+    refuse_undense_inputs,
+)
 
 
 def check_model(model: tf.keras.Model) -> None:
@@ -44,6 +49,7 @@ def check_model(model: tf.keras.Model) -> None:
             received=f"a constraint of {', '.join(constrained[:3])}",
             mend="Leave the constraint out, or use a regularizer",
         )
+    refuse_undense_inputs(model, "mesh")
     unknown = [symbol.name for symbol in model.inputs if None in symbol.shape[1:]]
     if unknown:
         raise ModelError(
@@ -206,27 +212,29 @@ class MeshModel:
         return run
 
     def _reads_file(self, method: Callable) -> Callable:
-        """A file of TensorFlow's own format holds the optimizer too."""
-
-        def run(*args: Any, **options: Any) -> Any:
-            with self.restored():
-                return method(*args, **options)
-
-        def run_without_slots(filepath: Any, *args: Any, **options: Any) -> Any:
+        def run(filepath: Any, *args: Any, **options: Any) -> Any:
             name = os.fspath(filepath)
-            if not name.endswith(".h5") or name.endswith(".weights.h5"):
+            holds_slots = not name.endswith(".h5") or name.endswith(".weights.h5")
+            if holds_slots and self._sharded is not None:
                 raise ModelError(
                     "a mesh whose slots ranks divide (shard='optimizer') must read weights from a "
                     "file .h5 whose name does not end in .weights.h5, which holds no slots",
                     received=f"load_weights({name!r})",
                     mend="Give model.fit tfdist.Checkpoints(folder, resume=True) for both",
                 )
+            optimizer = self.model.optimizer
+            # On one device there are no slots before the first step: Keras leaves out the file's.
+            is_new = name.endswith((".weights.h5", ".keras")) and int(optimizer.iterations) == 0
+            if holds_slots and not is_new:
+                with self.restored():
+                    return method(filepath, *args, **options)
             self.to_host()
-            result = method(filepath, *args, **options)
+            with self._with_optimizer(type(optimizer).from_config(optimizer.get_config())):
+                result = method(filepath, *args, **options)
             self.set_from_host()
             return result
 
-        return run if self._sharded is None else run_without_slots
+        return run
 
     def _compiled(self) -> None:
         check_model(self.model)
@@ -254,7 +262,7 @@ class MeshModel:
         self.to_host()
         if self._sharded is None:
             self.state.gather_optimizer()
-        with self._whole_slots(), self._with_whole_optimizer():
+        with self._whole_slots(), self._with_optimizer(self.state.host_optimizer()):
             before, self.host.traces_are_ours = self.host.traces_are_ours, True
             try:
                 yield
@@ -274,8 +282,8 @@ class MeshModel:
         return contextlib.nullcontext() if self._sharded is None else self._sharded.whole()
 
     @contextlib.contextmanager
-    def _with_whole_optimizer(self) -> Iterator[None]:
-        own, self.model.optimizer = self.model.optimizer, self.state.host_optimizer()
+    def _with_optimizer(self, optimizer: Any) -> Iterator[None]:
+        own, self.model.optimizer = self.model.optimizer, optimizer
         try:
             yield
         finally:

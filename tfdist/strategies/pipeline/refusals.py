@@ -16,6 +16,7 @@ from tfdist.training.model.refusals import (
     refuse_nadam,
     refuse_own_loss,
     refuse_own_steps,
+    refuse_undense_inputs,
     refuse_xla,
 )
 
@@ -28,6 +29,7 @@ def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -
     """
     refuse_own_steps(model, "pipeline")
     refuse_own_loss(model, "pipeline")
+    refuse_undense_inputs(model, "pipeline")
     check_compiled(model)
     for call in calls:
         masked = mask_of(call.inputs[0]) is not None if call.inputs else False

@@ -141,6 +141,21 @@ def refuse_own_metrics(model: tf.keras.Model, strategy: str) -> None:
         )
 
 
+def refuse_undense_inputs(model: tf.keras.Model, strategy_name: str) -> None:
+    """Raises:
+    ModelError: an input of ``model`` is sparse or ragged.
+    """
+    for symbol in model.inputs:
+        if not isinstance(symbol.type_spec, tf.TensorSpec):
+            raise ModelError(
+                f"inputs of a model of strategy '{strategy_name}' must be dense, since their rows "
+                "are divided",
+                received=f"input '{symbol.name}', {type(symbol.type_spec).__name__}",
+                mend="Leave sparse=True or ragged=True out of keras.Input and give dense arrays, "
+                "or use strategy 'single'",
+            )
+
+
 def refuse_xla(model: tf.keras.Model) -> None:
     """Raises:
     ModelError: the model is compiled with ``jit_compile=True``.
