@@ -28,6 +28,10 @@ _SCHEMAS = {
         _input("x", (2,), "float32", "float", columns=("a", "b")),
         _input("colour", (), "int64", "int64", classes=("red", "blue"), columns=("colour",)),
     ],
+    "table": [
+        _input("user", (), "int64", "int64", classes=("", "7", "07", "8"), columns=("user",)),
+        _input("on", (), "int64", "int64", columns=("on",), day_first=True),
+    ],
     "lists": [
         _input("a", (), "float32", "float", columns=("a",)),
         _input("seq", (None,), "int64", "int64", longest=3),
@@ -52,6 +56,7 @@ _BODIES = {
     ],
     "row": [
         {"instances": [{"a": 1, "b": 2, "colour": "red"}]},
+        {"instances": [{"x": [1, 2], "colour": "red"}]},
         {"instances": [{"x": [1, 2], "colour": 1}]},
         {"instances": [{"x": [1, 2]}]},
         {"instances": [3]},
@@ -59,6 +64,13 @@ _BODIES = {
         {"inputs": {}},
         {"inputs": {"a": [1], "b": [2], "colour": ["red"]}},
         {"inputs": {"a": [1], "b": [2], "colour": ["red"]}, "instances": 3},
+    ],
+    "table": [
+        {"instances": [{"user": 7, "on": "05/06/2024"}]},
+        {"instances": [{"user": "07", "on": 1717545600}]},
+        {"instances": [{"user": 1, "on": "2024-06-05"}]},
+        {"instances": [{"user": True, "on": "2024-06-05"}]},
+        {"instances": [{"user": "", "on": 0.5}]},
     ],
     "lists": [
         {"instances": [{"a": 1, "seq": [1, 2]}]},

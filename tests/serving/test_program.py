@@ -15,6 +15,9 @@ from starlette.datastructures import URL
 from starlette.requests import Request
 
 from tfdist.errors import OptionError
+from tfdist.records.format.encoding import example_of
+from tfdist.records.format.schema import Feature, Schema
+from tfdist.records.writing.instances import Limits, records_of
 from tfdist.serving import gate, program, serving
 from tfdist.serving.bodies import RefusedError
 from tfdist.serving.fleet import Fleet
@@ -48,6 +51,17 @@ def test_a_gate_that_fails_in_any_way_lets_nobody_in():
     with pytest.raises(TypeError):
         program.through_gate(_Server(is_stopped=False), exam, "model", None)
     program.through_gate(_Server(is_stopped=True), exam, "model", None)
+
+
+def test_the_gate_sends_categories_by_their_names():
+    """A number would be taken for the name of another."""
+    how = {"shape": (), "dtype": "int64", "encoding": "int64", "role": "input"}
+    named = Feature(name="user", classes=("1", "0"), columns=("user",), **how)
+    schema = Schema((named, Feature(name="on", columns=("on",), **how)))
+    record = example_of({feature: np.asarray(1) for feature in schema.features})
+    sent = gate._instance(schema, record)
+    assert sent == {"user": "0", "on": 1}
+    assert records_of(schema, [sent], Limits()) == [record]
 
 
 def test_the_gate_expects_what_json_can_say():

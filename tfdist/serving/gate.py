@@ -21,7 +21,7 @@ from tfdist.errors import ModelError
 from tfdist.launch.jobs import Where
 from tfdist.records.format.encoding import value_of
 from tfdist.records.format.manifest import load_manifest
-from tfdist.records.format.schema import Schema
+from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.writing.head import write_head
 from tfdist.records.writing.instances import B64
 from tfdist.runs import predicting
@@ -90,8 +90,15 @@ def expect(
 
 def _instance(inputs: Schema, record: bytes) -> Any:
     """Returns what a request says for a record."""
-    values = {feature.name: _json(value_of(record, feature)) for feature in inputs.features}
+    values = {feature.name: _sent(feature, record) for feature in inputs.features}
     return next(iter(values.values())) if len(values) == 1 else values
+
+
+def _sent(feature: Feature, record: bytes) -> Any:
+    value = value_of(record, feature)
+    # In a table categories may be called as numbers: a number would be taken for its name.
+    is_named = feature.classes is not None and feature.columns
+    return feature.classes[int(value)] if is_named else _json(value)
 
 
 def _json(value: Any) -> Any:

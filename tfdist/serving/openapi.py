@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfdist.records.format.schema import STRING, Feature, Schema
-from tfdist.records.writing.as_trained import columns_in
+from tfdist.records.writing.as_trained import columns_in, is_date
 from tfdist.records.writing.instances import B64, Limits
 
 _BYTES = {
@@ -17,6 +18,8 @@ _BYTES = {
     "required": [B64],
     "additionalProperties": False,
 }
+# Categories that are numbers may be sent as such.
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _ERROR = {"$ref": "#/components/schemas/Error"}
 _MEANINGS = {
     400: "What was sent is not what the model takes.",
@@ -113,7 +116,9 @@ def _instance(schema: Schema) -> dict[str, Any]:
         }
         # One that is left out is null.
         some = [{"required": [name]} for name in cells]
-        ways.append({"type": "object", "properties": cells, "anyOf": some})
+        row = {"type": "object", "properties": cells, "anyOf": some}
+        # With just the names of the inputs it is none.
+        ways.append({**row, "not": {"required": list(values), "maxProperties": len(values)}})
     return {"anyOf": ways}
 
 
@@ -136,8 +141,13 @@ def _value(feature: Feature) -> dict[str, Any]:
         bounds = np.iinfo(dtype)
         value = {"type": "integer", "minimum": int(bounds.min), "maximum": int(bounds.max)}
     value = _nested(value, feature.shape, least=0)
+    if is_date(feature):
+        return {"anyOf": [{"type": "string"}, value]}
     if feature.classes is None:
         return value
+    if feature.columns:
+        numbers = [int(name) for name in feature.classes if _WHOLE.fullmatch(name)]
+        return {"enum": [*feature.classes, *numbers]}
     return {"anyOf": [{"enum": list(feature.classes)}, value]}
 
 

@@ -174,3 +174,37 @@ def test_shards_are_told_from_what_is_none(table, tmp_path):
     assert find_raw(str(tmp_path / "photos")) == tmp_path / "photos"
     with pytest.raises(DataError, match=r"a photo, .* nothing, which does not exist"):
         find_raw("nothing")
+
+
+def _dates(text):
+    return np.array(text.split(), "datetime64[s]").astype(np.int64).tolist()
+
+
+@pytest.mark.parametrize("order", [("{0:02}/{1:02}/2024", True), ("{1:02}/{0:02}/2024", False)])
+def test_days_and_months_have_the_order_of_the_training(order, tmp_path):
+    """No new row has a day beyond 12: without the training's it would be text, or categories."""
+    form, day_first = order
+    lines = [f"{form.format(day, 6)},{day},{day % 2}" for day in range(1, 29)]
+    (tmp_path / "old.csv").write_text("\n".join(["on,a,y", *lines]))
+    schema = write(tmp_path / "old.csv", tmp_path / "data", split="train=1").schema
+    assert {f.name: f.day_first for f in schema.features if f.role == "input"} == {
+        "features": None,
+        "on": day_first,
+    }
+    rows = f"{form.format(5, 6)},1\n {form.format(6, 6)} 01:00,1\n" * 4
+    write_as_trained(_new(tmp_path, "on,a\n" + rows), schema, tmp_path / "new")
+    found = _rows(tmp_path / "new")["on"].numpy().tolist()
+    assert found == _dates("2024-06-05 2024-06-06T01:00") * 4
+    # The other order is none, though these rows alone would tell it.
+    other = form.format(6, 13)
+    with pytest.raises(DataError, match=r"kind, in on\. .* written as 2024-12-31"):
+        write_as_trained(_new(tmp_path, f"on,a\n{other},1\n"), schema, tmp_path / "not")
+
+
+def test_dates_that_nobody_can_read_are_no_categories(tmp_path):
+    lines = [f"2024-06-{day:02},{day},{day % 2}" for day in range(1, 29)]
+    (tmp_path / "old.csv").write_text("\n".join(["on,a,y", *lines]))
+    schema = write(tmp_path / "old.csv", tmp_path / "data", split="train=1").schema
+    rows = "05/06/2024,1\n06/06/2024,1\n" * 5
+    with pytest.raises(DataError, match=r"kind, in on\. .* written as 2024-12-31"):
+        write_as_trained(_new(tmp_path, "on,a\n" + rows), schema, tmp_path / "new")

@@ -98,6 +98,36 @@ def test_plain_rows_are_the_same_bytes_the_quick_way(tmp_path):
         assert instances._of_plain_rows(schema, [rows[0], other]) is None
 
 
+def test_a_number_is_the_name_of_a_category_with_other_columns_or_without(tmp_path):
+    rows = [f"{n % 20 + 1},{n % 7 + 1},{n % 2}" for n in range(140)]
+    (tmp_path / "table.csv").write_text("\n".join(["user,item,label", *rows]))
+    how = {"split": "train=1", "categories": "user,item"}
+    tfdist.records.write(tmp_path / "table.csv", tmp_path / "data", **how)
+    schema = as_asked(load_manifest(tmp_path / "data").schema.of_role("input"))
+    asked = {"user": 7, "item": 3}
+    for row in (asked, {"user": "7", "item": "3"}, {**asked, "more": 0}):
+        (record,) = records_of(schema, [row], Limits())
+        names = {f.name: f.classes[int(value_of(record, f))] for f in schema.features}
+        assert names == {"user": "7", "item": "3"}
+    for odd in (0, 21, 7.0, True, None, [7]):
+        with pytest.raises(InstanceError, match="'user' must be one of its categories, by its nam"):
+            records_of(schema, [{**asked, "user": odd}], Limits())
+
+
+def test_dates_are_text_where_they_are_all_columns(tmp_path):
+    rows = [f"{day:02}/06/2024,{day % 2}" for day in range(1, 29)]
+    (tmp_path / "table.csv").write_text("\n".join(["on,label", *rows]))
+    tfdist.records.write(tmp_path / "table.csv", tmp_path / "data", split="train=1")
+    schema = as_asked(load_manifest(tmp_path / "data").schema.of_role("input"))
+    (on,) = schema.features
+    for instance in ("05/06/2024", {"on": "2024-06-05"}, {"on": "05/06/2024", "more": 0}):
+        (record,) = records_of(schema, [instance], Limits())
+        assert value_of(record, on) == 1717545600
+    for odd in ("05/13/2024", "soon"):
+        with pytest.raises(InstanceError, match="'on' must be a date, written as 2024-12-31"):
+            records_of(schema, [odd], Limits())
+
+
 def test_text_of_a_table_is_its_bytes_and_half_a_surrogate_is_refused(tmp_path):
     lines = [json.dumps({"text": f"word {n} of many others", "label": n % 2}) for n in range(40)]
     (tmp_path / "text.jsonl").write_text("\n".join(lines))

@@ -111,6 +111,8 @@ class Feature:
         classes: for a label of class ids, or an input of categories, the name of each id; None when
             they have no names.
         columns: for features packed from the columns of a table, the name of each column.
+        day_first: of dates of a table, whether they are written as 31/12/2024 there; False as
+            12/31/2024, None as neither.
         longest: of a feature of variable length, the most entries that a record has.
         reading: what becomes of it when it is read.
         in_list: whether it is a feature list of a tf.train.SequenceExample, a step an entry.
@@ -123,6 +125,7 @@ class Feature:
     role: str
     classes: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    day_first: bool | None = None
     longest: int | None = None
     reading: Reading = AS_STORED
     in_list: bool = False
@@ -188,6 +191,8 @@ class Feature:
             "classes": None if self.classes is None else list(self.classes),
             "columns": None if self.columns is None else list(self.columns),
         }
+        if self.day_first is not None:
+            value["day_first"] = self.day_first
         if self.longest is not None:
             value["longest"] = self.longest
         if self.reading != AS_STORED:
@@ -236,10 +241,20 @@ class Feature:
             role=value["role"],
             classes=_names(name, "classes", value.get("classes")),
             columns=_names(name, "columns", value.get("columns")),
+            day_first=_day_first(name, value.get("day_first")),
             longest=longest,
             reading=Reading.from_json(name, value.get("reading", {})),
             in_list=_in_list(name, is_ragged, value.get("in_list", False)),
         )
+
+
+def _day_first(name: str, value: Any) -> bool | None:
+    if value is not None and type(value) is not bool:
+        raise DataError(
+            f"feature '{name}' must say with true or false whether days come first in its dates",
+            received=repr(value),
+        )
+    return value
 
 
 def _in_list(name: str, is_ragged: bool, value: Any) -> bool:

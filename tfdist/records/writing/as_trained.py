@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,12 @@ from tfdist.records.writing.column_shards import write_columns
 from tfdist.records.writing.images.search import all_images
 from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.roles import WEIGHT, Asked
+from tfdist.records.writing.tables.dates import year_first
 from tfdist.records.writing.tables.files import NAMES, kind_of_file, read_table
 from tfdist.records.writing.tables.infer import MISSING_WORDS, infer
 from tfdist.records.writing.tables.packing import MISSING
 from tfdist.records.writing.tables.records import columns_of_table
-from tfdist.records.writing.tables.table import EMPTY, NUMBER, Written
+from tfdist.records.writing.tables.table import EMPTY, NUMBER, Cells, Written
 
 if TYPE_CHECKING:
     from tfdist.records.writing.images.files import Header
@@ -180,6 +182,7 @@ def of_table(table: Table, inputs: Sequence[Feature]) -> Columns:
             mend="Add them, or rename those that are meant",
         )
     table = replace(table, columns=_with_words(table.columns, inputs, is_masked=bool(mask)))
+    table = replace(table, columns=_with_dates(table.columns, inputs))
     if mask:
         table = replace(table, columns=_with_empty_numbers(table.columns, inputs))
     asked = Asked(
@@ -201,7 +204,8 @@ def of_table(table: Table, inputs: Sequence[Feature]) -> Columns:
     features, columns = {f.name: f for f in found.schema.features}, {}
     for trained in inputs:
         own = features.get(trained.name)
-        if own is None or columns_in(own) != columns_in(trained):
+        is_same = own is not None and columns_in(own) == columns_in(trained)
+        if not is_same or is_date(own) != is_date(trained):
             raise _other_kinds(source, trained, own)
         columns[trained.name] = _as_in(source, trained, own, found.columns[own.name])
         _check_same(source, own, trained)
@@ -239,6 +243,31 @@ def _with_words(
                 flush=True,
             )
     return found
+
+
+def _with_dates(columns: Mapping[str, Any], inputs: Sequence[Feature]) -> dict[str, Any]:
+    """Returns ``columns``, where day and month have the order that they had in the training.
+
+    Of a few rows nobody can tell it, nor should others than those of the training tell another.
+    """
+    found = dict(columns)
+    for feature in inputs:
+        column = columns.get(feature.name)
+        if feature.day_first is None or isinstance(column, Cells):
+            continue
+        read = partial(year_first, is_day_first=feature.day_first)
+        if isinstance(column, Written):
+            found[feature.name] = replace(column, texts=list(map(read, column.texts)))
+        else:
+            values = [read(value) if isinstance(value, str) else value for value in column.values]
+            found[feature.name] = replace(column, values=values)
+    return found
+
+
+def is_date(feature: Feature) -> bool:
+    """Whether the feature of a table is dates: only these are whole numbers without classes."""
+    is_whole = feature.dtype == "int64" and feature.shape == () and bool(feature.columns)
+    return is_whole and feature.classes is None
 
 
 def _with_empty_numbers(columns: Mapping[str, Any], inputs: Sequence[Feature]) -> dict[str, Any]:
@@ -294,11 +323,13 @@ def _check_same(source: str | Path, found: Feature, trained: Feature) -> None:
 
 def _other_kinds(source: str, trained: Feature, found: Feature | None) -> DataError:
     have = () if found is None else columns_in(found)
-    wrong = set(columns_in(trained)).symmetric_difference(have)
+    needed = columns_in(trained)
+    wrong = set(needed).symmetric_difference(have) or needed
     return DataError(
         f"each column of {source} must hold values of the kind that it held in the training",
         received=f"none, or of another kind, in {listed(sorted(wrong), _SHOWN)}",
-        mend="Mend these columns: numbers stay numbers, and dates dates",
+        mend="Mend these columns: numbers stay numbers, and dates dates, of which any rows can be "
+        "read if they are written as 2024-12-31",
     )
 
 

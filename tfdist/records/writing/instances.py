@@ -18,7 +18,8 @@ import numpy as np
 from tfdist.errors import TfdistError
 from tfdist.records.format.encoding import example_of
 from tfdist.records.format.schema import STRING, Feature, Schema
-from tfdist.records.writing.as_trained import columns_in, of_table
+from tfdist.records.writing.as_trained import columns_in, is_date, of_table
+from tfdist.records.writing.tables.dates import dates_of, year_first
 from tfdist.records.writing.tables.table import Table, Values
 
 #: The key of TensorFlow Serving for bytes, which JSON has no type for.
@@ -91,7 +92,8 @@ def records_of(schema: Schema, instances: Sequence[Any], limits: Limits) -> list
     """Returns the Example of each instance.
 
     An instance is the value of the only input, or an object with each input by its name; of a
-    training on a table also an object with its columns, as a row of the table has them.
+    training on a table also an object with its columns, as a row of the table has them. Either way
+    categories of a table are their names, and dates may be text.
 
     Args:
         schema: see ``as_asked``.
@@ -206,11 +208,28 @@ def _value(feature: Feature, value: Any, pixels: _Pixels) -> Any:
         return _photo(feature, value, pixels)
     if feature.dtype == STRING:
         return _strings(feature, value)
-    if feature.classes is not None and isinstance(value, str):
-        if value not in feature.classes:
-            raise InstanceError(f"'{feature.name}' must be one of its categories")
-        value = feature.classes.index(value)
+    if feature.classes is not None and (feature.columns or isinstance(value, str)):
+        value = _class_id(feature, value)
+    elif is_date(feature) and isinstance(value, str):
+        value = _seconds(feature, value)
     return _array(feature, value)
+
+
+def _class_id(feature: Feature, value: Any) -> int:
+    """Returns the number of a category. In a table 7 is the category "7", as in its rows."""
+    name = str(value) if type(value) is int else value
+    if not isinstance(name, str) or name not in feature.classes:
+        raise InstanceError(f"'{feature.name}' must be one of its categories, by its name")
+    return feature.classes.index(name)
+
+
+def _seconds(feature: Feature, text: str) -> int:
+    order = feature.day_first
+    dated = text.strip() if order is None else year_first(text.strip(), is_day_first=order)
+    (found,), _ = dates_of([dated])
+    if found is None:
+        raise InstanceError(f"'{feature.name}' must be a date, written as 2024-12-31")
+    return found
 
 
 def _bytes(feature: Feature, value: Any) -> bytes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, date, datetime
 
 import numpy as np
@@ -49,6 +49,27 @@ def dates_of(texts: Sequence[str]) -> tuple[list[int | None], tuple[str, ...]]:
     notes = CUT_OFF if cut else ()
     whole = {t: None if found is None else math.floor(found) for t, found in known.items()}
     return [whole[text] for text in texts], notes
+
+
+def is_day_first(texts: Iterable[str]) -> bool | None:
+    """Whether dates that ``dates_of`` has read are written as 31/12/2024, not as 12/31/2024.
+
+    Returns:
+        None where none is written as either.
+    """
+    slashes = (found for text in texts if (found := _SLASHES.fullmatch(text.strip())))
+    told = (found for found in slashes if max(int(found[1]), int(found[2])) > 12)
+    return next((int(found[1]) > 12 for found in told), None)
+
+
+def year_first(text: str, *, is_day_first: bool) -> str:
+    """Returns 05/06/2024 as 2024-6-5 or 2024-5-6, with its time; any other text as it is."""
+    stripped = text.strip()
+    found = _SLASHES.fullmatch(stripped)
+    if found is None:
+        return text
+    day, month = (1, 2) if is_day_first else (2, 1)
+    return f"{found[3]}-{found[month]}-{found[day]}{stripped[found.end(3) :]}"
 
 
 def whole_seconds(times: np.ndarray, missing: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:

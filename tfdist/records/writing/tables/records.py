@@ -9,9 +9,11 @@ import numpy as np
 
 from tfdist.errors import DataError, spelt
 from tfdist.records.format.columns import Columns, from_arrays
+from tfdist.records.format.schema import Schema
 from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.wording import left_out, listed, placed
 from tfdist.records.writing.roles import Asked, Roles, assign, mentioned, named
+from tfdist.records.writing.tables.dates import is_day_first
 from tfdist.records.writing.tables.delimited import UNNAMED
 from tfdist.records.writing.tables.infer import beside_decimal_commas, infer
 from tfdist.records.writing.tables.missing import DROP, MASK, filled, parse_missing
@@ -109,6 +111,7 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
     except DataError as error:
         line_of = table.lines[kept]
         raise placed(error, lambda n: f"{table.unit} {line_of[n]}", f"{table.place}: ") from None
+    columns = replace(columns, schema=_with_orders(columns.schema, table, cells))
     details = {
         **packed.details,
         **dict.fromkeys(index, "it numbers the rows"),
@@ -125,6 +128,20 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
         return columns
     owners = infer(table.columns[roles.client], is_text=True).values[kept]
     return replace(columns, owners=objects([owner.strip() for owner in owners.tolist()]))
+
+
+def _with_orders(schema: Schema, table: Table, cells: Mapping[str, Cells]) -> Schema:
+    """Returns the schema, whose dates tell how they are written where other rows may not."""
+    found = []
+    for feature in schema.features:
+        column = table.columns.get(feature.name)
+        is_alone = feature.role == "input" and feature.columns == (feature.name,)
+        if is_alone and cells[feature.name].kind == DATE and not isinstance(column, Cells):
+            values = column.texts if isinstance(column, Written) else column.values
+            texts = (value for value in values if isinstance(value, str))
+            feature = replace(feature, day_first=is_day_first(texts))
+        found.append(feature)
+    return Schema(tuple(found))
 
 
 def words_of(table: Table, asked: Asked) -> dict[str, tuple[str, ...]]:
