@@ -51,11 +51,18 @@ def test_color_keeps_dtype_and_range(channels, dtype):
     found = changed("color", image)
     assert found.dtype == image.dtype
     assert len(np.unique(found.reshape(60, -1), axis=0)) == 60
-    if dtype.startswith("float"):
+    if dtype != "uint8":
         assert found.min() >= image.min()
         assert found.max() <= image.max()
     if channels == 4:
         np.testing.assert_array_equal(found[..., 3], np.broadcast_to(image[..., 3], (60, 8, 8)))
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("int64", 1), ("int32", 1), ("uint16", 16)])
+def test_color_changes_other_whole_numbers_as_their_floats(dtype, scale):
+    image = COLOUR.astype(dtype) * np.array(scale, dtype)
+    found, floats = changed("color", image), changed("color", image.astype(np.float32))
+    np.testing.assert_allclose(found, floats, atol=0.51)
 
 
 def test_color_is_moderate_and_around_what_it_was():

@@ -105,9 +105,9 @@ def _color(image: tf.Tensor, numbers: list[tf.Tensor]) -> tf.Tensor:
 
     dtype = image.dtype
     pixels = image if dtype in (tf.float32, tf.float64) else tf.cast(image, tf.float32)
-    if dtype.is_integer:
+    if dtype == tf.uint8:
         low, high = (tf.cast(limit, pixels.dtype) for limit in (dtype.min, dtype.max))
-    else:
+    else:  # What its range is, only the image tells: of 16 bits many cameras fill 12.
         low, high = tf.reduce_min(pixels), tf.reduce_max(pixels)
     brightness, contrast, saturation = (
         tf.cast(2 * number - 1, pixels.dtype) * most

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import io
+import struct
 import tarfile
+import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import tfdist
 from tfdist.errors import DataError
 from tfdist.records import write
 
@@ -187,3 +190,53 @@ def test_unequal_sizes_are_told(tmp_path):
     assert [note for columns in opened for note in columns.notes] == [
         "the images 'image' have several sizes: to be read in batches they need one, resize='HxW'"
     ]
+
+
+def mask(mode):
+    """Returns the numbers of classes as a PNG of Pillow's mode."""
+    image = Image.fromarray(np.array([[0, 1, 1], [1, 0, 0]], np.uint8))
+    if mode == "1":
+        image = image.point([0, 255] * 128).convert("1")
+    elif mode == "P":
+        image.putpalette([250, 10, 10, 10, 250, 10])
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["1", "P", "L"])
+def test_labels_that_are_masks_are_their_numbers(tmp_path, mode):
+    files = {}
+    for n in range(3):
+        files |= {f"{n}.jpg": jpeg(n), f"{n}.mask.png": mask(mode)}
+    options = {"split": "train=1", "num_shards": 1, "label": "mask", "skip_bad": True}
+    opened = []
+    source = save(tmp_path / "a.tar", files)
+    manifest = write(source, tmp_path / "data", **options, opened=opened.append)
+    assert manifest.left_out == {}
+    (batch,) = tfdist.records.read(tmp_path / "data", batch_size=3, cache=False)
+    np.testing.assert_array_equal(batch[1][..., 0], [[[0, 1, 1], [1, 0, 0]]] * 3)
+    told = "3 images 'mask' have few or numbered colours: as labels, their pixels are the numbers"
+    assert any(note.startswith(told) for note in opened[0].notes) == (mode != "L")
+
+
+def gray_of_2_bits():
+    """Returns a PNG whose numbers 0 to 3 are read as grays 0 to 255."""
+    head = struct.pack(">IIBBBBB", 4, 1, 2, 0, 0, 0, 0)
+    parts = {b"IHDR": head, b"IDAT": zlib.compress(b"\0\x1b"), b"IEND": b""}
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts.items()
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def test_labels_whose_numbers_no_reader_gives_are_told(tmp_path):
+    files = {"0.jpg": jpeg(0), "0.mask.png": gray_of_2_bits(), "1.jpg": jpeg(1)}
+    source = save(tmp_path / "a.tar", files | {"1.mask.png": mask("L")})
+    with pytest.raises(DataError, match=r"'mask' must be an image .*L;2, which are not read as nu"):
+        write(source, tmp_path / "none", label="mask")
+    options = {"split": "train=1", "num_shards": 1, "label": "mask", "skip_bad": True}
+    assert write(source, tmp_path / "data", **options).left_out == {"unreadable image": 1}
+    source = save(tmp_path / "b.tar", {"0.jpg": jpeg(0), "0.seen.png": gray_of_2_bits()})
+    write(source, tmp_path / "seen", split="train=1")  # As an input it is a photo of four grays.

@@ -138,7 +138,7 @@ def _read_header(path: Path, decode: bool, is_mask: bool) -> Header | str:
             with open_regular(path) as file:  # A link may lead to a device, which never ends.
                 data = file.read() if decode else b""
                 with Image.open(io.BytesIO(data) if decode else file) as image:
-                    header = _mask_header(image) if is_mask else header_of(image)
+                    header = mask_header(image) if is_mask else header_of(image)
     except UnidentifiedImageError:
         return "is no image"
     except OSError as error:
@@ -162,7 +162,8 @@ def header_of(image: Image.Image) -> Header | str:
     return _header(image, mode, kept, orientation)
 
 
-def _mask_header(image: Image.Image) -> Header | str:
+def mask_header(image: Image.Image) -> Header | str:
+    """Returns what ``header_of`` does of an image whose pixels are numbers of classes."""
     mode = _MASKS.get(image.mode)
     if mode is None or image.format in _LOSSY:
         return f"{image.format} of mode {image.mode} where a mask must be a PNG of one channel"
@@ -171,6 +172,14 @@ def _mask_header(image: Image.Image) -> Header | str:
     if image.mode == "I" and not 0 <= image.getextrema()[0] <= image.getextrema()[1] < 1 << 16:
         return f"numbers from {image.getextrema()[0]} to {image.getextrema()[1]}, not 0 to 65535"
     return _header(image, mode, image.format == "PNG" and image.mode not in ("1", "P"))
+
+
+def has_numbers(image: Image.Image) -> bool:
+    """Whether the pixels of a file are numbers, of which readers make others where they are seen.
+
+    They are two, or those of a palette, or grays of fewer than 8 bits.
+    """
+    return image.mode in ("1", "P") or (image.mode == "L" and _stretched(image) is not None)
 
 
 def _stretched(image: Image.Image) -> str | None:

@@ -17,7 +17,7 @@ from tfdist.records.format.image_bytes import (
 )
 from tfdist.records.format.schema import Feature, Reading
 from tfdist.records.wording import listed
-from tfdist.records.writing.images.files import header_of, rewritten
+from tfdist.records.writing.images.files import has_numbers, header_of, mask_header, rewritten
 from tfdist.records.writing.images.notes import CUT
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.streams.stream import image_like
@@ -38,7 +38,7 @@ class StreamImages:
         self._sizes: set[tuple[int, int]] = set()
         self._channels: set[int] = set()
         self._dtypes: set[str] = set()
-        self._turned = self._cut = 0
+        self._turned = self._cut = self._masks = 0
         self._are_upright = True
 
     def take(self, values: Any, first: int) -> list[bytes]:
@@ -91,6 +91,11 @@ class StreamImages:
             )
         if self._cut:
             found.append(f"{self._cut:,} images '{self._name}' {CUT}")
+        if self._masks:
+            found.append(
+                f"{self._masks:,} images '{self._name}' have few or numbered colours: as labels, "
+                "their pixels are the numbers of these"
+            )
         return found
 
     def file(self, value: Any, record: int) -> bytes:
@@ -102,21 +107,24 @@ class StreamImages:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Pillow warns of huge images.
                 image = Image.open(io.BytesIO(value)) if is_file else value
-                header = header_of(image)
+                # A label may be a photo, too: of these nothing is changed that can be seen.
+                is_mask = self._role == "label" and has_numbers(image)
+                header = (mask_header if is_mask else header_of)(image)
                 if isinstance(header, str):
                     raise _BadImageError(header)
                 if not is_file:  # Whose file is not at hand; as PNG nothing is lost.
                     header = replace(header, convert_to=header.convert_to or image.mode)
-                data = bytes(value) if header.convert_to is None else rewritten(image, header)
+                is_kept = header.convert_to is None
+                data = bytes(value) if is_kept else rewritten(image, header, are_masks=is_mask)
         except UnidentifiedImageError:
             raise _BadImageError("is no image") from None
         except UNREADABLE as error:
             raise _BadImageError(" ".join(str(error).split())) from None
-        is_kept = header.convert_to is None
         if is_kept and self._options.decode and (reason := undecodable(data)):
             raise _BadImageError(" ".join(str(reason).split()))
         self._turned += header.orientation != UPRIGHT
         self._cut += header.is_cut
+        self._masks += is_mask
         self._are_upright &= not header.turned_when_read
         self._encodings.add(header.written_format.lower())
         self._channels.add(header.channels)
@@ -136,10 +144,10 @@ class _BadImageError(Exception):
     """An image that cannot be read: why."""
 
 
-def fault(file: bytes, *, is_decoded: bool) -> str | None:
+def fault(file: bytes, role: str, *, is_decoded: bool) -> str | None:
     """Returns why the bytes of an image file cannot be written; None where they can."""
     try:
-        StreamImages("", "input", ImageOptions(decode=is_decoded)).file(file, 0)
+        StreamImages("", role, ImageOptions(decode=is_decoded)).file(file, 0)
     except _BadImageError as error:
         return str(error)
     return None

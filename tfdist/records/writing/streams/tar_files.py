@@ -57,7 +57,7 @@ def from_tar(path: Path, asked: Asked, *, decode: bool = True) -> Stream:
     """
     skipped: Counter[str] = Counter()
     notes: list[str] = []
-    bad = _Bad(path, asked.skip_bad, decode)
+    bad = _Bad(path, asked, decode)
     records = bad.without(_records(path, skipped, notes))
     first = next(records, None)
     if first is None and bad.left_out:
@@ -92,9 +92,10 @@ class _Bad:
         left_out: how many there were so far, by reason.
     """
 
-    def __init__(self, path: Path, is_asked: bool, is_decoded: bool):
+    def __init__(self, path: Path, asked: Asked, is_decoded: bool):
         self.left_out: dict[str, int] = {}
-        self._path, self._is_asked, self._is_decoded = path, is_asked, is_decoded
+        self._path, self._asked, self._is_decoded = path, asked, is_decoded
+        self._labels: tuple[str, ...] | None = None
         self._records = 0
         self._first: list[str] = []
 
@@ -121,18 +122,27 @@ class _Bad:
         for value in record.values():
             if isinstance(value, _BadFileError):
                 member, kind, reason = value.args
-                if not self._is_asked:
+                if not self._asked.skip_bad:
                     raise DataError(
                         f"every .{kind} file of {self._path} must be valid",
                         received=f"{member}: {reason}",
                         mend=f"Repair it, or leave its record out with {spelt('skip_bad', True)}",
                     )
                 return f"unreadable .{kind} file", f"{member}: {reason}"
-            if self._is_asked and isinstance(value, ImageFile):
-                from tfdist.records.writing.streams.images import fault
+        return self._wrong_image(record) if self._asked.skip_bad else None
 
-                if reason := fault(value, is_decoded=self._is_decoded):
-                    return "unreadable image", f"{value.member}: {reason}"
+    def _wrong_image(self, record: dict[str, Any]) -> tuple[str, str] | None:
+        images = {name: value for name, value in record.items() if isinstance(value, ImageFile)}
+        if not images:
+            return None
+        from tfdist.records.writing.streams.images import fault
+
+        if self._labels is None:
+            self._labels = Structure.of(record, self._asked, self._path.name).labels
+        for name, value in images.items():
+            role = "label" if name in self._labels else "input"
+            if reason := fault(value, role, is_decoded=self._is_decoded):
+                return "unreadable image", f"{value.member}: {reason}"
         return None
 
 
