@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 
 import pytest
 
@@ -34,6 +35,12 @@ def test_a_failing_rank_is_told_with_its_traceback():
 
     with pytest.raises(LaunchError, match=r"(?s)rank 1 ended with exit code 1.*no such flower"):
         tfdist.notebook_launch(fn)
+
+
+def test_a_function_may_end_by_sys_exit():
+    assert tfdist.notebook_launch(lambda: sys.exit(0)) is None
+    with pytest.raises(LaunchError, match="ended with exit code 3"):
+        tfdist.notebook_launch(lambda: sys.exit(3))
 
 
 def test_the_function_travels_in_a_folder_for_this_user_alone(tmp_path, monkeypatch):

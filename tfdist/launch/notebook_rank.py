@@ -13,7 +13,12 @@ from tfdist import topology
 def main() -> None:
     folder = Path(sys.argv[1])
     fn, args, kwargs = cloudpickle.loads((folder / "task.pkl").read_bytes())
-    result = fn(*args, **kwargs)
+    try:
+        result = fn(*args, **kwargs)
+    except SystemExit as end:
+        if end.code:
+            raise
+        result = None  # It has ended well, and has nothing to return.
     if topology.current().is_chief:
         (folder / "result.pkl").write_bytes(cloudpickle.dumps(result))
 

@@ -98,6 +98,32 @@ def test_a_folder_of_tensorflow_datasets(tmp_path):
     assert batch(tmp_path / "other/test")[0].shape == (3, 5, 6, 1)
 
 
+def test_the_weight_that_a_dataset_names_is_read(tmp_path):
+    keys = {"tuple": {"items": [{"featureKey": name} for name in ("x", "y", "importance")]}}
+    features = {
+        "x": {"tensor": {"shape": {"dimensions": ["2"]}, "dtype": "float32"}},
+        "y": {"classLabel": {"numClasses": "2"}},
+        "importance": {"tensor": {"shape": {}, "dtype": "float32"}},
+    }
+    (tmp_path / "features.json").write_text(json.dumps({"featuresDict": {"features": features}}))
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"supervisedKeys": keys}))
+    records = [example(x=[0.5, 1.0], y=n % 2, importance=n / 2) for n in range(3)]
+    write(tmp_path / "tiny-train.tfrecord-00000-of-00001", records)
+    notes = []
+    adopt(tmp_path, tell=notes.append)
+    assert batch(tmp_path)[2].numpy().tolist() == [0, 0.5, 1]
+    assert any("and the dataset calls 'importance' the weight)" in note for note in notes)
+    adopt(tmp_path, tmp_path / "other", inputs="x", labels="y")
+    assert len(batch(tmp_path / "other")) == 2
+
+
+def test_a_mark_in_front_of_the_names_of_classes_is_none_of_them(tmp_path):
+    write(tmp_path / "a.tfrecord", [example(x=[0.5, 1.0], label=n) for n in range(2)])
+    (tmp_path / "names.txt").write_text("cat\ndog\n", encoding="utf-8-sig")
+    manifest = adopt(tmp_path, classes=tmp_path / "names.txt")
+    assert manifest.schema.class_label.classes == ("cat", "dog")
+
+
 def test_a_dataset_that_says_it_has_more_records_is_not_whole(tmp_path):
     with pytest.raises(CorruptShardError, match="has 3 records, dataset_info"):
         adopt(tfds(tmp_path / "tiny", said=4))

@@ -617,7 +617,7 @@ def _class_names(classes: Any) -> tuple[str, ...] | None:
     if not isinstance(classes, str | os.PathLike):
         return tuple(classes)
     try:
-        lines = Path(classes).read_text(encoding="utf-8").splitlines()
+        lines = Path(classes).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise OptionError(
             "classes must be a text file with a name in each line, or a list of names",

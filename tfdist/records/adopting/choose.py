@@ -50,11 +50,14 @@ def choose(place: str, described: Mapping[str, Described], said: Asked, told: Fo
     good = {name: item for name, item in described.items() if item.problem is None}
     taken = {*(inputs or ()), *(labels or ()), said.weight}
     free = {name: item for name, item in good.items() if name not in taken}
-    weight = said.weight
-    if weight is None and WEIGHT in free and free[WEIGHT].shape == ():
+    weight, guesses = said.weight, []
+    scalars = [name for name, item in free.items() if item.shape == ()]
+    if weight is None and WEIGHT in scalars:
         weight = WEIGHT
-        free.pop(WEIGHT)
-    guesses = []
+    elif weight is None and inputs is None and labels is None and told.weight in scalars:
+        weight = told.weight
+        guesses.append(f"the dataset calls '{weight}' the weight")
+    free.pop(weight, None)
     if labels is None and told.labels and told.labels[0] in free:
         labels = told.labels
         guesses.append("the dataset calls the label so")

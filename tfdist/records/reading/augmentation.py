@@ -31,7 +31,7 @@ _NUMBERS = 6
 def augment(presets: str | Sequence[str]) -> Callable[..., Any]:
     """Returns a ``record_fn`` that changes the image of a record at random, anew in each epoch.
 
-    dtype and range stay: uint8 in 0 to 255, floats between the least and the largest value of the
+    dtype and range stay: uint8 in 0 to 255, other numbers between the least and the largest of the
     image. Its numbers are those of the record in the epoch: see ``Strategy.dataset``.
 
     Args:
