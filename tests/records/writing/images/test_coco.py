@@ -95,6 +95,15 @@ def test_one_file(coco, tmp_path, labels, monkeypatch):
     assert [len(boxes) for boxes in columns.block(np.arange(3))["boxes"]] == [0, 0, 1]
 
 
+def test_a_file_of_no_split_among_others_is_told(coco):
+    told = "divide nothing, as instances_extra.json says no split"
+    assert not any(told in note for note in opened(coco).notes)
+    save(coco, "extra", 20, [])
+    columns = opened(coco)
+    assert columns.splits is None
+    assert any(told in note for note in columns.notes)
+
+
 def test_crowds_are_told_apart(tmp_path):
     boxes = [annotation(1, 1, [0, 0, 4, 4]), annotation(1, 7, [0, 0, 40, 20], crowd=1)]
     save(tmp_path, "train", 1, boxes)

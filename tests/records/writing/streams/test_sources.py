@@ -352,6 +352,14 @@ def test_hugging_face(tmp_path, size):
     assert manifest.splits["test"].records == 10
 
 
+@pytest.mark.parametrize("word", ["dev", "eval", "valid"])
+def test_splits_of_hugging_face_are_called_as_everywhere(tmp_path, size, word):
+    """Else a training would have no validation."""
+    rows = [{"image": {"bytes": photo(n), "path": None}, "label": n % 2} for n in range(4)]
+    source = {"train": FakeDataset(rows), word: FakeDataset(rows)}
+    assert list(write(source, tmp_path / "data", num_shards=1).splits) == ["train", "validation"]
+
+
 @pytest.mark.parametrize("kind", ["bool", "int64", "float32"])
 def test_missing_values_of_a_column_are_no_values(tmp_path, size, kind):
     rows = [{"x": float(n), "label": None if n % 4 == 3 else n % 2} for n in range(8)]

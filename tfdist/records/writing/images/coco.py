@@ -105,7 +105,7 @@ def _add(found: Annotations, path: Path, value: Mapping[str, Any], wrong: list[s
         else:
             wrong.append(f"{path.name}: category {number}")
     found.kinds.update(kinds.values())
-    split = _split_of(path)
+    split = split_of(path)
     rows: dict[Any, tuple[dict[str, Any], tuple[int, int]]] = {}
     for number, image in enumerate(_list(value, "images")):
         size = _size(image) if _is_new(image, rows) else None
@@ -161,7 +161,7 @@ def _is_new(item: Any, known: Mapping[Any, Any]) -> bool:
     return isinstance(item, dict) and _id(item) is not None and _id(item) not in known
 
 
-def _split_of(path: Path) -> str | None:
+def split_of(path: Path) -> str | None:
     """Returns the split of instances_train2017.json; None where the name says none."""
     word = re.sub(r"\d+$", "", path.stem.partition("_")[2])
     return split_of_word(word)

@@ -138,6 +138,12 @@ def _of_coco(path: Path, files: Sequence[Path]) -> LabelRows:
     notes = [
         f"{boxes:,} boxes, in parts of height and width, are those of {listed(map(str, files))}"
     ]
+    nameless = [file.name for file in files if coco.split_of(file) is None]
+    if 0 < len(nameless) < len(files):
+        notes.append(
+            f"the names of the files of annotations divide nothing, as {listed(nameless)} says no "
+            "split: rename it as instances_train.json, or move it away"
+        )
     if found.has_masks:
         notes.append("the outlines (segmentation) that COCO has beside its boxes are not read")
     table = Table(

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import DataError
+from tfdist.records.format.splits import split_of_word
 from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.streams.stream import Stream, Structure, image_like
 
-# Names of splits there, and here.
-_SPLITS = {"val": "validation", "valid": "validation"}
 _NUMBERS = ("int", "uint", "float", "bool")
 
 
@@ -24,7 +23,7 @@ def open_dataset(source: Any, asked: Asked) -> Stream:
         DataError: columns of which only the user can say what they are.
     """
     parts = dict(source) if isinstance(source, Mapping) else {None: source}
-    names = [_SPLITS.get(name, name) for name in parts]
+    names = [name and (split_of_word(name) or name) for name in parts]
     if len(set(names)) < len(names):
         raise DataError(
             "each split must have one dataset",
