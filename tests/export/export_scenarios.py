@@ -93,6 +93,30 @@ def a_model_of_keras_3(strategy: Any, folder: Path) -> None:
     np.testing.assert_allclose(served.serve(x), expected, atol=1e-5)
 
 
+@scenario("keras_3")
+def words_and_statistics_of_keras_3(strategy: Any, folder: Path) -> None:
+    """What layers have adapted to is in copies; Keras counts no vocabulary among the weights."""
+    import tensorflow as tf
+    from tensorflow import keras
+
+    from tfdist.export.models import open_model
+    from tfdist.strategies.base import clone
+
+    texts, numbers = tf.constant(["a b", "b c", "b"]), tf.constant([[1.0], [5.0], [6.0]])
+    words = keras.layers.TextVectorization(output_mode="tf_idf", max_tokens=8)
+    norm = keras.layers.Normalization()
+    words.adapt(texts)
+    norm.adapt(numbers)
+    inputs = [keras.Input((), dtype="string"), keras.Input((1,))]
+    both = keras.layers.Concatenate()([words(inputs[0]), norm(inputs[1])])
+    model = keras.Model(inputs, keras.layers.Dense(2)(both))
+    model.compile("sgd", "mse")
+    expected = model([texts, numbers])
+    for copy in (open_model(model).keras, clone(model)):
+        assert copy is not model
+        np.testing.assert_array_equal(copy([texts, numbers]), expected)
+
+
 @scenario("keras_3", long=True)
 def layers_of_mixed_precision_of_keras_3(strategy: Any, folder: Path) -> None:
     from tensorflow import keras

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.errors import DataError, ModelError, OptionError, TfdistError
+from tfdist.runs.training import Run
 from tfdist.training.engine import model_path
 
 pytestmark = pytest.mark.timeout(280)
@@ -68,6 +69,16 @@ def test_it_trains_goes_on_and_gives_what_the_folder_holds(within, capfd):
     assert not done.has_trained
     with pytest.raises(OptionError, match="must be a new folder"):
         tfdist.train("model.py:model_fn", "data", "runs/a", **asked)
+
+
+def test_a_loaded_model_knows_the_buckets_that_it_adapted_to(tmp_path):
+    x = np.arange(8, dtype=np.float32)[:, None]
+    layer = tf.keras.layers.Discretization(num_bins=4)
+    layer.adapt(x)
+    model = tf.keras.Sequential([tf.keras.Input((1,)), layer])
+    model.save(tmp_path / "model.keras")
+    run = Run(tmp_path, history=[], summary={}, has_trained=True, curves="")
+    np.testing.assert_array_equal(run.load_model()(x), model(x))
 
 
 @pytest.mark.long

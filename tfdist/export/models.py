@@ -19,6 +19,7 @@ from tfdist.keras.layers import layers_in, take_trainable
 from tfdist.keras.losses import compiled_loss
 from tfdist.records.buckets.cache import local_tree
 from tfdist.records.buckets.urls import url_of
+from tfdist.training.model.lookup_vocabularies import follow_variables, take_adapted
 
 _FILES = "a .keras or .h5 file, or the folder of a SavedModel, that Keras wrote"
 
@@ -143,6 +144,7 @@ def _loaded(path: str | os.PathLike, safe_mode: bool) -> tf.keras.Model:
         model = tf.keras.models.load_model(path, compile=False, safe_mode=safe_mode)
     if not isinstance(model, tf.keras.Model):
         raise ValueError("a SavedModel without Keras' description of its layers")
+    follow_variables(model)  # Keras 2 does not, of a .keras file with an adapted Discretization.
     return model
 
 
@@ -193,14 +195,15 @@ def whole_copy(model: tf.keras.Model, **changes: Any) -> tf.keras.Model:
     try:
         with tf.device("CPU:0"):
             copy = tf.keras.models.clone_model(model, **changes)
-    except (ValueError, NotImplementedError):
+        take_trainable(copy, model)
+        # get_weights is a strategy's own: it gathers the slices of a mesh.
+        copy.set_weights(model.get_weights())
+    except (
+        ValueError,
+        NotImplementedError,
+    ):  # Copies of adapted one-hot buckets are of one bucket.
         return model
-    take_trainable(copy, model)
-    # get_weights is a strategy's own: it gathers the slices of a mesh.
-    copy.set_weights(model.get_weights())
-    for layer in layers_in(copy):
-        if isinstance(layer, tf.keras.layers.Normalization):
-            layer.finalize_state()  # It computes with a copy of its weights.
+    take_adapted(copy, model)
     return copy
 
 

@@ -77,7 +77,11 @@ class Run:
         """Returns the trained model, in this process and without a strategy."""
         import tensorflow as tf
 
-        return tf.keras.models.load_model(self.model_path)
+        from tfdist.training.model.lookup_vocabularies import follow_variables
+
+        model = tf.keras.models.load_model(self.model_path)
+        follow_variables(model)  # Keras 2 does not, of an adapted Discretization.
+        return model
 
 
 def train(

@@ -313,11 +313,13 @@ def clone(model: tf.keras.Model) -> tf.keras.Model:
     from tfdist.keras.optimizer_copies import go_on
     from tfdist.keras.seeds import seeds_in
     from tfdist.keras.trackables import unknown_variables
+    from tfdist.training.model.lookup_vocabularies import take_adapted
 
     try:
         copy = tf.keras.models.clone_model(model)
         take_trainable(copy, model)
         copy.set_weights(model.get_weights())
+        take_adapted(copy, model)
         copy.compile_from_config(model.get_compile_config())
         # Keras 3 counts neither among the weights. Those in `own` are made by a user: not copied.
         own = {id(variable) for variable in held_by(model, tf.Variable)}

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.compat import uses_keras_3
 from tfdist.errors import DataError
 from tfdist.keras.layers import layers_in, vocabularies_in
 from tfdist.keras.steps import forget_functions
@@ -53,11 +54,24 @@ def take_words(model: tf.keras.Model, words: Sequence[np.ndarray]) -> None:
         forget_functions(model)  # Graphs look words up in the tables of before.
 
 
+def take_adapted(copy: tf.keras.Model, model: tf.keras.Model) -> None:
+    """Has ``copy``, which has the weights of ``model``, compute with all that its layers learned.
+
+    Keras 3 counts no vocabulary among the weights.
+    """
+    if uses_keras_3():
+        for new, old in zip(_lookups(copy), _lookups(model), strict=True):
+            words = old.get_vocabulary()
+            if words != new.get_vocabulary():
+                new.set_vocabulary(words, getattr(old, _IDF, None))
+    follow_variables(copy)
+
+
 def check_vocabularies(model: tf.keras.Model, collective: Collective) -> None:
     """Raises:
     DataError: the processes have other vocabularies, of which the chief's would be saved.
     """
-    layers = [layer for layer in layers_in(model) if isinstance(layer, _BY_TABLE)]
+    layers = _lookups(model)
     if collective.num_processes == 1 or not layers:
         return
     words = [layer.get_vocabulary() for layer in layers]
@@ -71,6 +85,10 @@ def check_vocabularies(model: tf.keras.Model, collective: Collective) -> None:
                     f"{own[0]}{' others' if own[0] == chiefs[0] else ''} on rank {rank}",
                     mend="Adapt it to the same data on each rank, or give it vocabulary=...",
                 )
+
+
+def _lookups(model: tf.keras.Model) -> list[Any]:
+    return [layer for layer in layers_in(model) if isinstance(layer, _BY_TABLE)]
 
 
 def _constants(layer: Any) -> list[Any]:
