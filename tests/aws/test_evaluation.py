@@ -65,6 +65,27 @@ def test_several_classes(multiclass):
     assert report["confusion_matrix"]["2"]["1"] == int(((y == 2) & (guesses == 1)).sum())
 
 
+class Own(tf.keras.Model):
+    """Which knows no shape of its outputs before Keras calls it with symbolic tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = tf.keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.out(x)
+
+
+def test_a_model_of_a_class_of_its_own(tmp_path):
+    x, y = RNG.normal(size=(NUM, 4)).astype(np.float32), RNG.integers(0, 3, NUM)
+    model = Own()
+    model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.build((None, 4))
+    (report,) = evaluation.evaluate(*saved(tmp_path, model, x, y)).values()
+    guesses = model.predict(x, verbose=0).argmax(axis=-1)
+    assert report["accuracy"]["value"] == pytest.approx(metrics.accuracy_score(y, guesses))
+
+
 @pytest.mark.parametrize("given", [lambda loss: loss, lambda loss: [loss]], ids=["loss", "list"])
 @pytest.mark.parametrize("from_logits", [False, True])
 def test_two_classes_of_one_output(tmp_path, from_logits, given):

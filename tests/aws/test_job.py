@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.aws import job
-from tfdist.errors import DivergedError, LaunchError
+from tfdist.errors import DataError, DivergedError, LaunchError
 from tfdist.launch import events, programs
 from tfdist.launch.jobs import Where
 from tfdist.records.writing.writer import write
@@ -55,7 +55,7 @@ def folder(tmp_path_factory) -> Path:
 def fit(folder, tmp_path):
     """Runs a job; returns the folder that would be /opt/ml/model."""
 
-    def run(**settings) -> Path:
+    def run(data: Path = folder / "data", **settings) -> Path:
         given = {"model": f"{folder / 'own.py'}:model_fn", "strategy": "single", **settings}
         arguments = [
             text
@@ -63,8 +63,8 @@ def fit(folder, tmp_path):
             for text in (f"--{name.replace('_', '-')}", str(value))
         ]
         made = SimpleNamespace(
-            source=lambda split, place: str(folder / "data" / split),
-            manifest_folder=folder / "data",
+            source=lambda split, place: str(data / split),
+            manifest_folder=data,
             model_dir=tmp_path / "model",
             output_data_dir=tmp_path / "output",
             hosts=["algo-1"],
@@ -146,6 +146,21 @@ def test_best_model_callbacks_and_trackers(fit, folder, tmp_path, monkeypatch, c
     assert [step for step, _ in logged] == [1, 2]
     assert {"loss", "val_accuracy", "samples_per_s"} < logged[0][1].keys()
     assert "own 0\n" in capfd.readouterr().out
+
+
+def test_the_model_may_be_built_by_the_data(fit, folder, tmp_path):
+    (tmp_path / "unbuilt.py").write_text(_MODEL.replace("keras.Input((8,)), ", ""))
+    found = kept_weights(fit(**_SETTINGS, model=f"{tmp_path / 'unbuilt.py'}:model_fn"))
+    for weight in trained(folder, tmp_path / "run"):
+        np.testing.assert_allclose(found[weight.shape], weight, atol=1e-6)
+
+
+def test_names_that_no_signature_can_have_are_told_before_the_training(fit, tmp_path, capfd):
+    columns = ({"sepal length": np.ones((60, 8), np.float32)}, np.arange(60) % 3)
+    write(columns, tmp_path / "data", split="train=4,validation=1")
+    with pytest.raises(DataError, match="must be called by letters"):
+        fit(tmp_path / "data", **_SETTINGS)
+    assert "epoch=" not in capfd.readouterr().out
 
 
 def kept_weights(model: Path) -> dict[tuple, np.ndarray]:

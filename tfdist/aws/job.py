@@ -264,7 +264,7 @@ def fit(
     sources = {name: source for name, source in found.items() if source}
     config = _config(options, container, sources)
     fitting = Fitting(strategy, config, sources)
-    _check_can_be_served(fitting.model)
+    _check_can_be_served(fitting.model, container)
     is_chief = strategy.topology.is_chief
     checkpoints = kept_rows = None
     if options.checkpoint_dir:
@@ -299,7 +299,7 @@ def fit(
     if is_chief:
         try:
             with writing():
-                _write_model(fitting.model_fn, weights, options, container, code_folder)
+                _write_model(fitting, weights, options, container, code_folder)
                 if fitted.best is not None and best.parent != container.model_dir:
                     shutil.copyfile(best, container.model_dir / _BEST)
                 write_json(container.output_data_dir / _HISTORY, lines.rows)
@@ -361,10 +361,13 @@ def _seconds_left(max_run_s: int) -> float:
     return begun + max_run_s - min(_LAST_CALL_S, max_run_s / 20) - time.time()
 
 
-def _check_can_be_served(model: Any) -> None:
+def _check_can_be_served(model: Any, container: Container) -> None:
     """Raises:
-    ModelError: what a job keeps cannot be made of ``model``; not after hours of training.
+    ModelError, DataError: what a job keeps cannot be made of ``model``, or for its data; not
+        after hours of training.
     """
+    from tfdist.export.saved_model import check_names
+    from tfdist.records.format.manifest import load_manifest
     from tfdist.training.steps.custom_steps import can_be_called
 
     if not can_be_called(model):
@@ -373,6 +376,7 @@ def _check_can_be_served(model: Any) -> None:
             received=f"{type(model).__name__}, whose class has none",
             mend="Write call(self, inputs) in the class: what an endpoint is to answer",
         )
+    check_names(load_manifest(container.manifest_folder).schema)
 
 
 def _config(
@@ -433,7 +437,7 @@ def metric_line(row: dict[str, float]) -> str:
 
 
 def _write_model(
-    model_fn: Any,
+    fitting: Fitting,
     weights: list[Any],
     options: argparse.Namespace,
     container: Container,
@@ -445,7 +449,7 @@ def _write_model(
     from tfdist.records.format.manifest import load_manifest
 
     manifest = load_manifest(container.manifest_folder)
-    plain = saved_model.plain(model_fn, weights)
+    plain = saved_model.plain(fitting.model_fn, weights, fitting.feed)
     write(plain, manifest.schema, container.model_dir / "1")
     saved_model.write_about(container.model_dir, plain, manifest, code_folder)
     if options.tflite != "none":

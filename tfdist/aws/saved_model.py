@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tfdist.export.versions import Served
     from tfdist.records.format.schema import Feature
+    from tfdist.training.feed.training_data import TrainingData
 
 # That tfdist init --sagemaker copies.
 _SCRIPTS = Path(__file__).with_name("scripts")
@@ -30,11 +31,21 @@ _SERVING_FILES = {
 }
 
 
-def plain(model_fn: Any, weights: list[np.ndarray]) -> tf.keras.Model:
-    """Returns an ordinary Keras model with ``weights``, untouched by any strategy."""
+def plain(model_fn: Any, weights: list[np.ndarray], feed: TrainingData) -> tf.keras.Model:
+    """Returns an ordinary Keras model with ``weights``, untouched by any strategy.
+
+    Args:
+        feed: what it was trained on, which may have to build it.
+    """
     import tensorflow as tf
 
-    model = clone(model_fn) if isinstance(model_fn, tf.keras.Model) else called(model_fn)
+    from tfdist.training.model.deferred_build import build_now
+
+    if isinstance(model_fn, tf.keras.Model):
+        model = clone(model_fn)
+    else:
+        model = called(model_fn, may_be_unbuilt=True)
+    build_now(model, feed)
     model.set_weights(weights)
     return model
 
@@ -46,20 +57,22 @@ def describe(model: tf.keras.Model, manifest: Manifest) -> dict[str, Any]:
     """
     import tensorflow as tf
 
+    from tfdist.export.saved_model import from_tensors
     from tfdist.keras.losses import compiled_losses
 
     schema = manifest.schema
     label = schema.class_label
     labels = schema.of_role("label")
-    outputs = model.output_shape
+    # A model of a class of its own may know no shape of its outputs.
+    shape = from_tensors(model, schema, lambda outputs: outputs).output_shapes
     problem = None
-    if isinstance(outputs, tuple) and len(outputs) == 2:
-        if label is not None and outputs[-1] > 1:
+    if isinstance(shape, tf.TensorShape) and shape.rank == 2:
+        if label is not None and shape[-1] > 1:
             problem = "multiclass"
         elif label is not None and _are_two(label, manifest):
             problem = "binary"
         elif len(labels) == 1 and set(labels[0].read_shape) <= {1}:
-            problem = "regression" if outputs[-1] == 1 else None
+            problem = "regression" if shape[-1] == 1 else None
     # As compiled: a user may have given one loss in a list or by the name of its output.
     losses = tf.nest.flatten(compiled_losses(model))
     return {

@@ -197,11 +197,8 @@ def whole_copy(model: tf.keras.Model, **changes: Any) -> tf.keras.Model:
             copy = tf.keras.models.clone_model(model, **changes)
         take_trainable(copy, model)
         # get_weights is a strategy's own: it gathers the slices of a mesh.
-        copy.set_weights(model.get_weights())
-    except (
-        ValueError,
-        NotImplementedError,
-    ):  # Copies of adapted one-hot buckets are of one bucket.
+        copy.set_weights(model.get_weights())  # They do not fit adapted one-hot buckets (Keras 2).
+    except (ValueError, NotImplementedError):
         return model
     take_adapted(copy, model)
     return copy
