@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import pytest
+from tensorflow import keras
 
-from tfdist.runs.predict_rank import named_outputs
+from tfdist.runs.predict_rank import named_losses, named_outputs
 
 
 def test_outputs_are_of_types_that_files_hold(tmp_path):
@@ -16,3 +18,28 @@ def test_outputs_are_of_types_that_files_hold(tmp_path):
         assert found["half"].dtype == np.float32
         np.testing.assert_array_equal(found["half"], [[1.5, 0.10009765625]])
         assert found["word"].tolist() == ["cat", "b\u00e4r"]
+
+
+def _of_one(y, predicted):
+    assert predicted.shape[-1] == 1
+    return predicted[:, 0]
+
+
+def _of_three(y, predicted):
+    assert predicted.shape[-1] == 3
+    return predicted[:, 0]
+
+
+@pytest.mark.parametrize("given", [list, dict])
+def test_losses_in_a_list_are_of_the_outputs_that_keras_has_them_for(given):
+    x, y = np.ones((4, 2)), np.ones((4, 1))
+    inputs = keras.Input((2,))
+    kind = keras.layers.Dense(3, "softmax", name="kind")(inputs)
+    age = keras.layers.Dense(1, name="age")(inputs)
+    model = keras.Model(inputs, {"kind": kind, "age": age} if given is dict else [age, kind])
+    losses = [_of_one, _of_three]
+    model.compile("sgd", losses)
+    model.evaluate(x, {"kind": y, "age": y}, verbose=0)
+    predicted = model.predict(x, verbose=0)
+    found = named_losses(losses, predicted, list(named_outputs(model, predicted)))
+    assert found == {"age": _of_one, "kind": _of_three}

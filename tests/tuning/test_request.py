@@ -135,7 +135,7 @@ def test_the_best_stands_beside_whatever_folder(tmp_path, monkeypatch):
     place.mkdir()
     monkeypatch.chdir(place)
     found = Found(Path("."), [], None, [])
-    told = ["--config", "best.yaml", "--output", str(tmp_path / "best")]
+    told = ["--config", "best.yaml", "--output", str(tmp_path / "with space-best")]
     assert shlex.split(found.command)[2:] == told
     away = replace(found, folder=place)
     assert shlex.split(away.command)[3] == str(place / "best.yaml")

@@ -126,9 +126,9 @@ def test_the_best_of_two_and_a_promoted_one_is_exact(within, folder, tmp_path, r
     # It was trained for an epoch, chosen, and for another one; here it is at once.
     whole = run_cli(*found.command.split()[1:])
     assert whole.returncode == 0, whole.stderr
-    assert found.command.endswith(f"--output {folder / 'best'}")
+    assert found.command.endswith(f"--output {folder / 'search-best'}")
     promoted = weights(found.best_folder / "model.keras", tmp_path / "promoted")
-    at_once = weights(folder / "best/model.keras", tmp_path / "at_once")
+    at_once = weights(folder / "search-best/model.keras", tmp_path / "at_once")
     assert len(promoted) > 4
     assert promoted.keys() == at_once.keys()
     for name, values in promoted.items():

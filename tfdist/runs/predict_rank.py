@@ -7,7 +7,7 @@ import logging
 import time
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,8 @@ def _built(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingDat
 
 
 def predict(config: dict[str, Any]) -> None:
+    from tfdist.keras.losses import compiled_losses
+
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
         model, data = _built(strategy, config)
         path = Path(config["output"])
@@ -101,11 +103,13 @@ def predict(config: dict[str, Any]) -> None:
         load(model, config["weights"])
         emit({"event": "begun", "long": True})  # The first step traces.
         progress = Progress(data.steps_per_epoch)
-        outputs = named_outputs(model, model.predict(data, verbose=0, callbacks=[progress]))
+        predicted = model.predict(data, verbose=0, callbacks=[progress])
+        outputs = named_outputs(model, predicted)
         if strategy.topology.is_chief:
             with writing():
                 if path.suffix in TABLES:
-                    columns = _columns(config, model, outputs)
+                    losses = named_losses(compiled_losses(model), predicted, list(outputs))
+                    columns = _columns(config, losses, outputs)
                     prediction_table.write_table(path, columns, _tell_of_writing)
                 else:
                     _write(path, outputs)
@@ -191,10 +195,9 @@ def _known_shapes(model: Any) -> list[tf.TensorShape]:
 
 
 def _columns(
-    config: dict[str, Any], model: Any, outputs: dict[str, np.ndarray]
+    config: dict[str, Any], losses: Mapping[str, Any], outputs: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Returns the columns of the table that ``outputs`` are written as."""
-    from tfdist.keras.losses import compiled_losses
     from tfdist.records.format.manifest import load_manifest
 
     _, split, manifest = find_split(Path(config["data"]))
@@ -214,12 +217,6 @@ def _columns(
     if config["keys"] is not None:
         names = json.loads(Path(config["keys"]["file"]).read_text())
         keys = {config["keys"]["column"]: names}
-    losses = compiled_losses(model)
-    if not isinstance(losses, Mapping):
-        each = losses if isinstance(losses, (list, tuple)) else [losses] * len(outputs)
-        losses = dict(zip(outputs, each, strict=False))
-    elif len(losses) == len(outputs) == 1:
-        losses = dict(zip(outputs, losses.values(), strict=True))
     classes = prediction_table.classes_of(schemas, list(outputs))
     return prediction_table.columns_of(keys, outputs, losses, classes)
 
@@ -243,6 +240,23 @@ def named_outputs(model: Any, outputs: Any) -> dict[str, np.ndarray]:
     if len(names) != len(flat):
         names = [f"output_{number}" for number in range(len(flat))]
     return {name: _storable(rows) for name, rows in zip(names, flat, strict=True)}
+
+
+def named_losses(losses: Any, predicted: Any, names: Sequence[str]) -> Mapping[str, Any]:
+    """Returns the loss of each output by its name.
+
+    Args:
+        losses: as a model was compiled with them.
+        predicted: what it returned.
+        names: of the outputs in it.
+    """
+    if isinstance(losses, Mapping):
+        is_one = len(losses) == len(names) == 1
+        return dict(zip(names, losses.values(), strict=True)) if is_one else losses
+    # Keras has the outputs of a dict in the order of their names.
+    flat = sorted(names) if isinstance(predicted, Mapping) else names
+    each = losses if isinstance(losses, (list, tuple)) else [losses] * len(names)
+    return dict(zip(flat, each, strict=False))
 
 
 def _storable(outputs: Any) -> np.ndarray:

@@ -45,7 +45,8 @@ class Found:
     def command(self) -> str:
         """What trains the best one in full: with the test, and without anything of the search."""
         options = str(SearchFolder(self.folder).best_options)
-        output = str(self.folder.resolve().with_name("best"))  # Also beside "." and "..".
+        place = self.folder.resolve()  # Also of "." and "..".
+        output = str(place.with_name(f"{place.name}-best"))
         return shlex.join(["tfdist", "train", "--config", options, "--output", output])
 
 
