@@ -219,11 +219,12 @@ class _Strategy:
 
 def _fitted(tmp_path, *more, is_chief=False):
     """Returns what a job with these hyperparameters asks of a strategy."""
+    write((np.zeros([4, 2]), np.array([0, 0, 0, 1])), tmp_path / "data", split="train=1")
     arguments = ["--model", "tfdist.examples.digits:model_fn", *more]
     strategy = _Strategy(is_chief)
     container = SimpleNamespace(
         source=lambda split, topology: split,
-        manifest_folder=tmp_path,
+        manifest_folder=tmp_path / "data",
         model_dir=tmp_path,
         hosts=["algo-1"],
     )
@@ -242,7 +243,6 @@ def test_only_what_is_trained_on_is_augmented(tmp_path):
 
 
 def test_a_job_takes_the_settings_of_tfdist_train(tmp_path):
-    write((np.zeros([4, 2]), np.array([0, 0, 0, 1])), tmp_path, split="train=1")
     strategy = _fitted(
         tmp_path,
         *("--lr", "0.25", "--pad-to", "8", "--bucket-by-length", "16,32"),
@@ -305,6 +305,7 @@ def test_the_chief_of_a_job_says_that_it_traces(tmp_path, is_chief):
         ("early-stopping", "val_loss,patients=3", "patients"),
         ("pad-to", "some", "pad_to"),
         ("epochs", "0", "epochs"),
+        ("class-weight", "no/weights.json", "class_weight must be balanced, CLASS=WEIGHT,"),
     ],
 )
 def test_a_setting_that_cannot_hold_is_found_before_an_instance_is_paid_for(name, value, told):

@@ -7,6 +7,7 @@ import datetime
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tfdist.aws import training
@@ -14,6 +15,7 @@ from tfdist.aws.config import TrainingConfig, load
 from tfdist.aws.instances import PriceTable
 from tfdist.aws.job import metric_line
 from tfdist.errors import OptionError
+from tfdist.records.writing.writer import write
 from tfdist.runs.settings import Settings
 
 SHIPPED = Path(__file__).parents[2] / "sagemaker" / "config.yaml"
@@ -134,6 +136,25 @@ def test_every_setting_of_tfdist_train_reaches_a_job():
     options = job.parser().parse(arguments)
     assert options.save_best == {"monitor": "val_accuracy", "mode": "max"}
     assert (options.stop_on_nan, options.keep) == (False, 5)
+
+
+def test_weights_of_classes_are_read_and_checked_here(tmp_path):
+    write((np.zeros([4, 2]), np.array([0, 0, 0, 1])), tmp_path / "data", split="train=1")
+    (tmp_path / "weights.json").write_text('{"0": 1, "1": 2}')
+
+    def sent(given: str) -> object:
+        data = (f"data.folder={tmp_path / 'data'}", "data.source=null")
+        values = training.hyperparameters(
+            load(SHIPPED, (*data, f"training.class_weight='{given}'"))
+        )
+        training.check_hyperparameters(values)
+        return values["class-weight"]
+
+    assert sent(str(tmp_path / "weights.json")) == {"0": 1, "1": 2}
+    assert sent("0=1,1=2") == "0=1,1=2"
+    assert sent("balanced") == "balanced"
+    with pytest.raises(OptionError, match="class_weight must name classes of the data"):
+        sent("0=1,1=2,7=3")
 
 
 def test_hyperparameters_of_a_script_of_ones_own():

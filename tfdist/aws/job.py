@@ -35,6 +35,7 @@ from tfdist.errors import (
     read_json,
     unknown_choice,
 )
+from tfdist.runs import class_weights
 from tfdist.runs.files import write_json
 from tfdist.runs.fitting import Fitting, say, writing
 from tfdist.runs.settings import Settings
@@ -130,6 +131,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """
     options = parser().parse(arguments)
     _settings(options).to_config(dict.fromkeys(("train", "validation"), ""))
+    if options.class_weight is not None:
+        class_weights.without_file(options.class_weight)
     if options.keras == 3:
         others = names_of(lambda spec: spec.takes_keras_3)
         if options.strategy not in (*others, "auto"):
@@ -384,12 +387,11 @@ def _config(
 ) -> dict[str, Any]:
     """Returns what ``Fitting`` takes, with the weights of classes, if they were asked for."""
     from tfdist.records.format.manifest import load_manifest
-    from tfdist.runs.class_weights import of_manifest
 
     config = _settings(options).to_config(dict.fromkeys(sources, "")) | {"model": options.model}
     if options.class_weight is not None:
         manifest = load_manifest(container.manifest_folder)
-        config["class_weight"] = of_manifest(options.class_weight, manifest, "train")
+        config["class_weight"] = class_weights.of_manifest(options.class_weight, manifest, "train")
     return config
 
 

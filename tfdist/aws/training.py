@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tfdist.aws.config import ChannelConfig, Config, SecurityConfig, TrainingCon
 from tfdist.aws.instances import Instance
 from tfdist.compat.keras import imported_by
 from tfdist.errors import OptionError
+from tfdist.records.format.manifest import load_manifest
+from tfdist.runs import class_weights
 from tfdist.runs.settings import Settings
 from tfdist.strategies import names_of, spec_of
 from tfdist.traces import places, wish
@@ -129,9 +132,19 @@ def hyperparameters(config: Config) -> dict[str, Any]:
         value = getattr(training, setting.name)
         if value != setting.default or setting.name in _ALWAYS:
             values[setting.name.replace("_", "-")] = _in_container(setting, value)
+    if training.class_weight is not None:
+        values["class-weight"] = _class_weight(config)
     if training.keeps_checkpoints:
         values |= {"checkpoint-dir": CHECKPOINT_DIR, "max-run-s": training.max_run_s}
     return values
+
+
+def _class_weight(config: Config) -> str | Mapping[Any, Any]:
+    """Returns the weights of classes as a job can read them, checked against data that is here."""
+    given = class_weights.without_file(config.training.class_weight)
+    if config.data.folder is not None:
+        class_weights.of_manifest(given, load_manifest(config.data.folder), "train")
+    return given
 
 
 def _keras_of(config: Config) -> int:

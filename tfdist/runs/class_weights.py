@@ -59,6 +59,18 @@ def readable_again(given: str | Mapping[Any, Any], split: str) -> dict[str, floa
     return found
 
 
+def without_file(given: str | Mapping[Any, Any]) -> str | Mapping[Any, Any]:
+    """Returns the same for a machine that has no such file.
+
+    Raises:
+        OptionError: weights that cannot be read.
+    """
+    if given == BALANCED:
+        return given
+    pairs = _pairs(given)
+    return dict(pairs) if isinstance(given, str) and Path(given).is_file() else given
+
+
 def _opened(split: str) -> tuple[Manifest, str]:
     from tfdist.records.buckets.cache import local_shards
     from tfdist.records.format.manifest import load_manifest
