@@ -86,6 +86,16 @@ def test_a_model_of_a_class_of_its_own(tmp_path):
     assert report["accuracy"]["value"] == pytest.approx(metrics.accuracy_score(y, guesses))
 
 
+@pytest.mark.parametrize("loss", ["hinge", tf.keras.losses.SquaredHinge()], ids=["name", "loss"])
+def test_two_classes_on_the_sides_of_0(tmp_path, loss):
+    x, y = RNG.normal(size=(NUM, 4)).astype(np.float32), RNG.integers(0, 2, NUM)
+    model = model_of(1, loss, "tanh")
+    report = evaluation.evaluate(*saved(tmp_path, model, x, y))
+    guesses = model.predict(x, verbose=0)[:, 0] > 0
+    found = report["binary_classification_metrics"]["accuracy"]["value"]
+    assert found == pytest.approx(metrics.accuracy_score(y, guesses))
+
+
 @pytest.mark.parametrize("given", [lambda loss: loss, lambda loss: [loss]], ids=["loss", "list"])
 @pytest.mark.parametrize("from_logits", [False, True])
 def test_two_classes_of_one_output(tmp_path, from_logits, given):

@@ -31,6 +31,10 @@ _SERVING_FILES = {
 }
 
 
+# Keras' losses, beside those of logits, of outputs that are on both sides of 0.
+_AROUND_0 = ("hinge", "squared_hinge")
+
+
 def plain(model_fn: Any, weights: list[np.ndarray], feed: TrainingData) -> tf.keras.Model:
     """Returns an ordinary Keras model with ``weights``, untouched by any strategy.
 
@@ -53,12 +57,13 @@ def plain(model_fn: Any, weights: list[np.ndarray], feed: TrainingData) -> tf.ke
 def describe(model: tf.keras.Model, manifest: Manifest) -> dict[str, Any]:
     """Returns what evaluation must know of the outputs: problem, classes, and whether logits.
 
-    ``problem`` is "multiclass", "binary", "regression", or None for anything else.
+    ``problem`` is "multiclass", "binary", "regression", or None for anything else. Logits are
+    around 0, and so are outputs of a hinge loss.
     """
     import tensorflow as tf
 
     from tfdist.export.saved_model import from_tensors
-    from tfdist.keras.losses import compiled_losses
+    from tfdist.keras.losses import compiled_losses, function_of
 
     schema = manifest.schema
     label = schema.class_label
@@ -66,7 +71,7 @@ def describe(model: tf.keras.Model, manifest: Manifest) -> dict[str, Any]:
     # A model of a class of its own may know no shape of its outputs.
     shape = from_tensors(model, schema, lambda outputs: outputs).output_shapes
     problem = None
-    if isinstance(shape, tf.TensorShape) and shape.rank == 2:
+    if isinstance(shape, tf.TensorShape) and shape.rank == 2 and shape[-1] is not None:
         if label is not None and shape[-1] > 1:
             problem = "multiclass"
         elif label is not None and _are_two(label, manifest):
@@ -77,7 +82,11 @@ def describe(model: tf.keras.Model, manifest: Manifest) -> dict[str, Any]:
     losses = tf.nest.flatten(compiled_losses(model))
     return {
         "problem": problem,
-        "from_logits": any(getattr(loss, "from_logits", False) for loss in losses),
+        "from_logits": any(
+            getattr(loss, "from_logits", False)
+            or getattr(function_of(loss), "__name__", None) in _AROUND_0
+            for loss in losses
+        ),
         "classes": None if label is None or label.classes is None else list(label.classes),
     }
 
