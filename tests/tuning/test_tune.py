@@ -133,7 +133,7 @@ def test_the_best_of_two_and_a_promoted_one_is_exact(within, folder, tmp_path, r
     assert promoted.keys() == at_once.keys()
     for name, values in promoted.items():
         np.testing.assert_array_equal(values, at_once[name], name)
-    assert json.loads((folder / "best/metrics.json").read_text())["test"]
+    assert json.loads((folder / "search-best/metrics.json").read_text())["test"]
 
     with pytest.raises(OptionError, match="which holds a search"):
         tfdist.tune("model.py:model_fn", "data", "search", space=_SPACE, **_ASKED)
