@@ -42,9 +42,9 @@ class Habit:
 
 
 HABITS: dict[str, Habit] = {}
-STRATEGIES = ("single", "mirrored", "horovod")
-#: Where a model is divided: what cannot be is refused in one line, the rest is as on one device.
-DIVIDED = ("mesh", "pipeline")
+STRATEGIES = ("single", "mirrored", "horovod", "multi_worker")
+#: Which have steps of their own: what these cannot is refused in one line, the rest is equal.
+OF_THEIR_OWN = ("mesh", "pipeline", "parameter_server")
 
 
 def habit(
@@ -59,7 +59,7 @@ def habit(
     """
 
     def noted(program: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        verdicts = dict.fromkeys((*STRATEGIES, *DIVIDED), verdict)
+        verdicts = dict.fromkeys((*STRATEGIES, *OF_THEIR_OWN), verdict)
         if several is not None:
             verdicts |= dict.fromkeys(STRATEGIES[1:], several)
         HABITS[program.__name__] = Habit(program, verdicts | of)

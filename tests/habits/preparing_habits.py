@@ -129,7 +129,7 @@ def resized_and_rescaled_photos(here: Here) -> Any:
     return trained(here, lambda: of_photos(*(kind(*of) for kind, *of in parts)), photos())
 
 
-@habit(several=DRAWN, pipeline=DRAWN)
+@habit(several=DRAWN, pipeline=DRAWN, parameter_server=DRAWN)
 def photos_that_are_changed_at_random(here: Here) -> Any:
     def model_fn() -> keras.Model:
         return of_photos(layers.Rescaling(1 / 255), layers.RandomFlip(), layers.RandomRotation(0.1))

@@ -23,9 +23,10 @@ from scenario_plugin import selected
 _TIMEOUT_S = 1800
 pytestmark = pytest.mark.timeout(_TIMEOUT_S + 20)
 TOLERANCE = 1e-5
-DIVIDED = (
+OF_THEIR_OWN = (
     ("mesh", {"batch": 2, "model": 1}),
     ("pipeline", {"stages": 2, "microbatches": 2}),
+    ("parameter_server", {}),
 )
 _FOLDER = Path(__file__).parent
 _PROGRAM = re.compile(r"^@habit\(.*?\)\ndef (\w+)", re.MULTILINE | re.DOTALL)
@@ -51,7 +52,8 @@ class Runs:
             self._found[where] = [{}] * ranks
             out = self.folder / where
             launch = f"-m tfdist launch --strategy {where} --workers {ranks} --"
-            launcher = [sys.executable, *launch.split()] if ranks > 1 else []
+            is_job = ranks > 1 or where == "parameter_server"
+            launcher = [sys.executable, *launch.split()] if is_job else []
             program = [_FOLDER / "run_habits.py", where, json.dumps(options), out, *self.names]
             done = subprocess.run(
                 [*launcher, sys.executable, *program],
@@ -90,8 +92,8 @@ def assert_equal(found: dict, expected: dict) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("strategy", "options"), DIVIDED)
-def test_a_divided_model_has_most_habits(strategy, options, runs):
+@pytest.mark.parametrize(("strategy", "options"), OF_THEIR_OWN)
+def test_steps_of_their_own_have_most_habits(strategy, options, runs):
     (found,) = runs.of(strategy, options)
     refused = [line for line in found.values() if "refused" in line]
     assert len(refused) <= len(found) / 3
@@ -109,7 +111,8 @@ def test_there_are_as_many_as_were_tried():
         pytest.param(
             *("horovod", {"stall_timeout_s": 60}, 2), marks=pytest.mark.long, id="horovod"
         ),
-        *(pytest.param(*each, 1, marks=pytest.mark.long, id=each[0]) for each in DIVIDED),
+        pytest.param("multi_worker", {}, 2, marks=pytest.mark.long, id="multi_worker"),
+        *(pytest.param(*each, 1, marks=pytest.mark.long, id=each[0]) for each in OF_THEIR_OWN),
     ],
 )
 @pytest.mark.parametrize(
@@ -122,7 +125,7 @@ def test_habit(name, strategy, options, ranks, runs):
     for found in runs.of(strategy, options, ranks):
         line = found[name, 0]
         verdict = line["verdicts"][strategy]
-        if strategy in dict(DIVIDED) and "refused" in line:
+        if strategy in dict(OF_THEIR_OWN) and "refused" in line:
             assert "\n" not in line["refused"]
             continue
         if verdict.startswith("refused: "):

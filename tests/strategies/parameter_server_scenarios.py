@@ -371,6 +371,50 @@ def a_train_step_of_ones_own_runs_on_the_workers(strategy, folder):
     assert model.evaluate(X, Y, verbose=0) < before
 
 
+@scenario
+def numbers_of_an_epoch_are_those_of_its_last_step(strategy, folder):
+    """Of a step of one's own that shows no metrics, in a model without a call."""
+
+    class Told(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.Sequential([keras.Input((5,)), layers.Dense(3, "softmax")])
+            self.loss_fn = keras.losses.SparseCategoricalCrossentropy()
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.loss_fn(y, self.inner(x, training=True))
+            self.optimizer.minimize(loss, self.trainable_variables, tape)
+            return {"mean": tf.reduce_mean(x)}
+
+    def told():
+        model = Told()
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    history = strategy.build(told).fit(data, epochs=2, verbose=0).history
+    assert history["mean"] == pytest.approx([X[40:].mean()] * 2)
+
+
+@scenario
+def a_metric_that_a_layer_adds_counts_each_record_once(strategy, folder):
+    class Watched(layers.Layer):
+        def call(self, inputs):
+            self.add_metric(tf.reduce_mean(inputs, axis=1), name="size")
+            return inputs
+
+    def watched():
+        inputs = keras.Input((5,))
+        model = keras.Model(inputs, layers.Dense(3, "softmax")(Watched()(inputs)))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    history = strategy.build(watched).fit(data_of(strategy), epochs=2, verbose=0).history
+    assert history["size"] == pytest.approx([X.mean()] * 2, abs=1e-5)
+
+
 @scenario(long=True)
 def a_model_made_outside_is_left_alone(strategy, folder):
     mine = model_fn()

@@ -334,9 +334,9 @@ def on_results(shown: Callable[[Any], Any]) -> dict[str, Any]:
     return {_SHOWN: shown}
 
 
-def results_shown(model: tf.keras.Model, results: Any) -> Any:
-    """Returns what Keras' loops show of what a step of ``model`` has returned."""
-    return getattr(model, _SHOWN)(results)
+def showing(model: tf.keras.Model) -> Callable[[Any], Any]:
+    """Returns what makes of the results of a step of ``model`` what Keras' loops show."""
+    return getattr(model, _SHOWN)
 
 
 def flat(results: Any, opens: Callable[[str, dict[str, Any]], bool]) -> Any:

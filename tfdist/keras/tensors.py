@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import keras_source
@@ -63,3 +64,9 @@ def all_raw(variables: Iterable[Any]) -> list[tf.Variable]:
 def path_of(variable: Any) -> str:
     """Returns the names of a variable and of the layers that it lies in: "dense/kernel"."""
     return variable.path if IS_KERAS_3 else variable.name
+
+
+def as_number(value: Any) -> Any:
+    """Returns what Keras' loops show of a result: a number of Python, or an array."""
+    value = value.numpy() if hasattr(value, "numpy") else value
+    return np.asarray(value).item() if np.ndim(value) == 0 else value

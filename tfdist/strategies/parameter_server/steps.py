@@ -24,6 +24,7 @@ from tfdist.training.engine.binding import Binding, Engine, Saving
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.metrics import state_of
 from tfdist.training.memory.emptied_variable import listen
+from tfdist.training.steps.custom_steps import meeting
 
 # Each worker computes one step and finds the next one waiting.
 _STEPS_PER_WORKER = 2
@@ -92,7 +93,10 @@ class AsynchronousSteps:
                 (_READERS, self._after_settling),
                 (_WRITERS, functools.partial(self._after_settling, writes=True)),
             ),
-            programs={"make_train_function": lambda force=False: self._train},
+            programs={
+                "make_train_function": lambda force=False: self._train,
+                **keras.steps.on_results(self._shown_by(keras.steps.showing(self._model))),
+            },
             saving=Saving(written=self._settled),
         )
 
@@ -119,6 +123,17 @@ class AsynchronousSteps:
             for _ in range(keras.steps.steps_per_execution(self._model)):
                 self._begin(self._next(iterator))
         return self._logs
+
+    def _shown_by(self, known: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns ``known`` of the results of the last step, which may be on its way by then."""
+
+        def shown(logs: Any) -> Any:
+            if self._newer is _Newer.SERVERS:
+                self.settle()
+                logs = tf.nest.map_structure(keras.tensors.as_number, self._logs)
+            return known(logs)
+
+        return shown
 
     def _next(self, iterator: Any) -> Any:
         # While a batch is read, the steps on their way go on: only who has none waits for it.
@@ -185,9 +200,12 @@ class AsynchronousSteps:
                 )
         twin, engine = self._twin.twin, self._coordinator.strategy
 
+        train_step = meeting(twin.train_step)
+        keras.losses.allow_means(twin)
+
         def run(batch: Any, learning_rate: tf.Tensor) -> Any:
             twin.optimizer.learning_rate.assign(learning_rate)
-            return twin.train_step(batch)
+            return train_step(batch)
 
         @tf.function(reduce_retracing=True)
         def step(batch: Any, learning_rate: tf.Tensor) -> Any:

@@ -8,6 +8,7 @@ with their shards.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from tfdist.strategies.parameter_server.refusals import refuse_on_shards
 from tfdist.training.engine.metrics import state_of
 from tfdist.training.layers import eager_variables
 from tfdist.training.model.lookup_vocabularies import follow_variables, learned_words, take_words
+from tfdist.training.steps.custom_steps import can_be_called
 
 _Pair = tuple[tf.Variable, list[tf.Variable]]
 """A variable of the chief, and its shards in order."""
@@ -68,13 +70,17 @@ class Twin:
         if self._compiled_as is not model.compiled_loss:
             self._compile_twin()
         x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
-        one_x = tf.nest.map_structure(lambda tensor: tensor[:1], x)
-        one_y = None if y is None else tf.nest.map_structure(lambda tensor: tensor[:1], y)
-        y_pred = model(one_x, training=False)
-        eager_variables.make_metrics(model, y_pred, one_y)
+        one_x = tf.nest.map_structure(_first_row, x)
+        one_y = None if y is None else tf.nest.map_structure(_first_row, y)
+        y_pred = None
+        if can_be_called(model):
+            with _metrics_kept(model):  # Layers may tell theirs of each call.
+                y_pred = model(one_x, training=False)
+            eager_variables.make_metrics(model, y_pred, one_y)
         eager_variables.make_slots(model)
         with self._engine.scope():
-            eager_variables.make_metrics(twin, y_pred, one_y)
+            if y_pred is not None:
+                eager_variables.make_metrics(twin, y_pred, one_y)
             twin.optimizer.build(twin.trainable_variables)
             # The chief knows the rate, and the place in a schedule; it sends both with each step.
             rate = tf.Variable(0.0, trainable=False, dtype=tf.keras.backend.floatx())
@@ -132,6 +138,23 @@ class Twin:
         parts = [(whole, part) for whole, of_servers in pairs for part in of_servers]
         decay_alike(model.optimizer, twin.optimizer, parts)
         self._compiled_as = model.compiled_loss
+
+
+def _first_row(tensor: Any) -> Any:
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.sparse.slice(tensor, [0] * tensor.shape.rank, [1, *tensor.dense_shape[1:]])
+    return tensor[:1]
+
+
+@contextlib.contextmanager
+def _metrics_kept(model: tf.keras.Model) -> Iterator[None]:
+    """Gives metrics back what they have counted; those that are made meanwhile begin anew."""
+    before = [(variable, variable.numpy()) for variable in state_of(model)]
+    yield
+    for metric in model.metrics:
+        metric.reset_state()
+    for variable, value in before:
+        variable.assign(value)
 
 
 def _paired(wholes: Sequence[Any], parts: Sequence[Any]) -> Iterator[_Pair]:

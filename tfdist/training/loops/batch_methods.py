@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist import keras
@@ -120,10 +119,10 @@ class RunsAndBatches(Runs):
                 watcher.on_train_batch_begin(0)
             with model.distribute_strategy.scope():
                 own = keras.steps.step_function(model, kind)(batches)
-            found = keras.steps.results_shown(model, own)  # Metrics are those of all processes.
+            found = keras.steps.showing(model)(own)  # Metrics are those of all processes.
             for watcher in watchers:
                 watcher.on_train_batch_end(0)
-        results = tf.nest.map_structure(_as_number, found)
+        results = tf.nest.map_structure(keras.tensors.as_number, found)
         if return_dict:
             return results
         if keras.losses.told_names(model) is None:
@@ -131,11 +130,6 @@ class RunsAndBatches(Runs):
         known = [name for name in metric_names(model) if name in results]
         listed = [results[name] for name in (*known, *sorted(set(results) - set(known)))]
         return listed[0] if len(listed) == 1 else listed
-
-
-def _as_number(value: Any) -> Any:
-    value = value.numpy() if hasattr(value, "numpy") else value
-    return np.asarray(value).item() if np.ndim(value) == 0 else value
 
 
 def _refuse_feed(x: Any, method: str, loop: str) -> None:

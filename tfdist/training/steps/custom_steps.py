@@ -128,7 +128,7 @@ class OwnSteps:
             keras.seeds.drawing_on(self._replica),
             self._draws.told(),
         ):
-            results = self._counted(_meeting(step), batch, share, self._binding.moved)
+            results = self._counted(meeting(step), batch, share, self._binding.moved)
         if not self._options.sync_batch_norm:
             average_statistics(self._model, self._collective)
         return results
@@ -342,7 +342,7 @@ def _can_be_mean(value: Any) -> bool:
     return tf.is_tensor(value) and value.shape.is_fully_defined() and value.dtype.is_floating
 
 
-def _meeting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def meeting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns ``step``, whose replicas must meet outside of branches and functions.
 
     Raises:
