@@ -188,15 +188,32 @@ def test_a_transform_of_a_split():
         built("transform.split=other")
 
 
-def test_a_smaller_value_may_be_the_better_one():
-    changes = (
-        "evaluation={metric: regression_metrics.rmse.value, threshold: 2.5, "
-        "larger_is_better: false}",
-    )
-    value, problems = built(*changes)
+@pytest.mark.parametrize(
+    ("metric", "more", "compared"),
+    [
+        ("regression_metrics.rmse.value", "", "LessThanOrEqualTo"),
+        ("regression_metrics.r2.value", "", "GreaterThanOrEqualTo"),
+        ("regression_metrics.r2.value", ", larger_is_better: false", "LessThanOrEqualTo"),
+    ],
+)
+def test_a_smaller_value_may_be_the_better_one(metric, more, compared):
+    value, problems = built(f"evaluation={{metric: {metric}, threshold: 2.5{more}}}")
     assert problems == []
     (condition,) = by_name(value)["Decide"]["Arguments"]["Conditions"]
-    assert condition["Type"] == "LessThanOrEqualTo"
+    assert condition["Type"] == compared
+
+
+def test_a_metric_that_no_report_has_is_told_with_those_that_it_has():
+    report = {"regression_metrics": {"mse": {"value": 1.0}}}
+    resolver = definition.Resolver({}, files={("Evaluate", "EvaluationReport"): report})
+    place = {"Get": "Steps.Evaluate.PropertyFiles.EvaluationReport"}
+    path = "regression_metrics.accuracy.value"
+    with pytest.raises(OptionError, match=f"found {path}, where 'accuracy' is none of mse"):
+        resolver.resolve({"Std:JsonGet": {"PropertyFile": place, "Path": path}})
+
+
+def test_all_may_lie_at_the_root_of_a_bucket():
+    assert load("prefix=''").data_root == "s3://tfdist-example/data"
 
 
 def test_a_version_that_aws_has_no_image_of():

@@ -76,6 +76,7 @@ def test_epochs_that_are_searched_are_no_parameter():
         ),
         ("lr: {min: -0.1, max: 0.1}", "", "lr must be a number above 0, but found -0.1"),
         ("global_batch_size: {min: 32, max: 64.5}", "", "invalid int value: '64.5'"),
+        ("class_weight: {values: ['0=often']}", "", "class_weight.*often"),
         ("lr_scaling: {values: [none, cubic]}", "", "invalid choice: 'cubic'"),
         ("lr: {min: 2, max: 1}", "", "a range must have min and a larger max, or values"),
         ("lr: {min: 1}", "", "a range must have min and a larger max, or values"),

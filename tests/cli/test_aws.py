@@ -225,6 +225,11 @@ def test_the_cost_is_said_before_a_start(tfdist, monkeypatch):
         )
         assert code == 0, err
         boto3.client("sagemaker").describe_pipeline(PipelineName="tfdist-digits")
+        changed = ("--set", "evaluation.threshold=0.5")
+        refused, _, told = tfdist("aws", "pipeline", "--start", *CONFIG, *MODEL, *changed)
+        assert refused == 2
+        assert "--start without --upsert must find in AWS what the configuration says" in told
+        assert tfdist("aws", "pipeline", "--start", *CONFIG, *MODEL)[0] == 0
     texts = ("pipeline arn:aws", "kg CO2e", "at most 0.82 USD on demand", "started arn:aws")
     places = [out.index(text) for text in (*texts, "PipelineExecutionStatus")]
     assert places == sorted(places)

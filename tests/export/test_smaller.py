@@ -110,6 +110,19 @@ def test_quantize_aware_of_layers_of_layers():
     assert np.abs(trained.kernel.numpy() - two.last.kernel).max() > 0
 
 
+def test_quantize_aware_trains_behind_what_a_normalization_adapted_to():
+    x = np.random.default_rng(0).normal(1000, 300, (64, 4)).astype(np.float32)
+    norm = tf.keras.layers.Normalization()
+    norm.adapt(x)
+    given = tf.keras.Sequential([tf.keras.Input((4,)), norm, tf.keras.layers.Dense(2)])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    given.compile(tf.keras.optimizers.SGD(0.01), loss)
+    before = given.get_weights()[-2]
+    model, _ = tfdist.export.quantize_aware(given, (x, np.arange(64) % 2), epochs=1)
+    # Of inputs around 1000 the kernel would have moved by whole numbers.
+    assert 0 < np.abs(model.get_weights()[-2] - before).max() < 0.5
+
+
 def _weights(model):
     return model.get_weights()
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tensorflow import keras
 
-from tfdist.runs.predict_rank import named_losses, named_outputs
+from tfdist.runs.predict_rank import load, named_losses, named_outputs
 
 
 def test_outputs_are_of_types_that_files_hold(tmp_path):
@@ -28,6 +28,23 @@ def _of_one(y, predicted):
 def _of_three(y, predicted):
     assert predicted.shape[-1] == 3
     return predicted[:, 0]
+
+
+@pytest.mark.parametrize("adapted", [None, 100.0])
+def test_a_file_gives_the_buckets_that_a_layer_adapted_to(adapted, tmp_path):
+    """Keras 2 restores variables, and goes on with the constants of the model at hand."""
+    x = np.arange(8, dtype=np.float32)[:, None]
+
+    def made(scale):
+        buckets = keras.layers.Discretization(num_bins=4)
+        if scale is not None:
+            buckets.adapt(x * scale)
+        return keras.Sequential([keras.Input((1,)), buckets, keras.layers.Embedding(4, 2)])
+
+    given, model = made(1.0), made(adapted)
+    given.save_weights(tmp_path / "given.weights.h5")
+    load(model, str(tmp_path / "given.weights.h5"))
+    np.testing.assert_array_equal(model(x), given(x))
 
 
 @pytest.mark.parametrize("given", [list, dict])

@@ -197,6 +197,109 @@ def a_model_of_its_own_class(strategy, folder):
     check_refused(strategy, lambda: model_fn(is_called=False), "must know its input shape")
 
 
+@scenario
+def a_call_that_takes_no_training(strategy, folder):
+    """Keras 3 tells its layers nothing of training then: nothing drops out, statistics stay."""
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = layers.Dense(8, "tanh"), layers.Dense(3, "softmax")
+            self.between = [layers.BatchNormalization(), layers.Dropout(0.5)]
+
+        def call(self, x):
+            x = self.first(x)
+            for layer in self.between:
+                x = layer(x)
+            return self.last(x)
+
+    def model_fn() -> keras.Model:
+        model = Own()
+        model(keras.Input((6,)))
+        model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+        return model
+
+    model, _ = equals_one_device(strategy, model_fn, (X, Y))
+    np.testing.assert_array_equal(model.between[0].moving_mean, np.zeros(8))
+
+
+@scenario("single", "mirrored")
+def submodels_alone_have_no_call_to_build(strategy, folder):
+    class Parts(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.Sequential([keras.Input((6,)), layers.Dense(3, "softmax")])
+
+        def train_step(self, data):
+            x, y = data[:2]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(
+                    keras.losses.sparse_categorical_crossentropy(y, self.inner(x))
+                )
+            weights = self.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return {"own": loss}
+
+    def model_fn() -> keras.Model:
+        model = Parts()
+        model.compile("sgd")
+        return model
+
+    feed = strategy.dataset((X, Y), global_batch_size=GLOBAL_BATCH_SIZE)
+    model = strategy.build(model_fn)
+    before = model.get_weights()
+    history = model.fit(feed, verbose=0).history
+    assert np.isfinite(history["own"]).all()
+    assert np.abs(before[0] - model.get_weights()[0]).max() > 0
+
+
+@scenario("single")
+def averages_that_lie_elsewhere_are_exchanged_by_no_callback(strategy, folder):
+    def model_fn() -> keras.Model:
+        return mlp(optimizer=lambda: keras.optimizers.SGD(0.1, use_ema=True))
+
+    with tfdist.strategy("single", offload="optimizer") as offloaded:
+        feed = offloaded.dataset((X, Y), global_batch_size=GLOBAL_BATCH_SIZE)
+        model = offloaded.build(model_fn)
+        with pytest.raises(TfdistError, match="averages of weights must be whole"):
+            model.fit(feed, callbacks=[keras.callbacks.SwapEMAWeights()], verbose=0)
+
+
+@scenario
+def what_several_optimizers_do_not_decay(strategy, folder):
+    spares = keras.optimizers.AdamW(0.01, weight_decay=0.5)
+    spares.exclude_from_weight_decay(var_names=["bias"])
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    several = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(spares))
+    model.compile(several, "mse")
+    built = strategy.build(model)
+    (part,) = built.optimizer.optimizers
+    decays = [part._use_weight_decay(v.value) for v in built.trainable_variables]
+    assert decays == [True, False]
+
+
+@scenario
+def float8_is_refused_and_nothing_may_be_trainable(strategy, folder):
+    def of_float8() -> keras.Model:
+        layer = layers.Dense(16, dtype="float8_from_mixed_bfloat16")
+        model = keras.Sequential([keras.Input((6,)), layer, layers.Dense(3, "softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    check_refused(strategy, of_float8, "must not compute in float8")
+
+    def frozen() -> keras.Model:
+        model = mlp()
+        model.trainable = False
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    feed = strategy.dataset((X, Y), global_batch_size=GLOBAL_BATCH_SIZE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras warns that nothing is.
+        strategy.build(frozen).fit(feed, verbose=0)
+
+
 @scenario(long=True)
 def constraints_and_clipping(strategy, folder):
     check_exact(

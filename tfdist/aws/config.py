@@ -222,15 +222,31 @@ class TrainingConfig(Settings):
         return self.spot or self.checkpoint_every is not None
 
 
+#: Metrics of a report of which less is better.
+_ERRORS = ("mae", "mse", "rmse", "false_positive_rate")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """The evaluation step, and what a model must reach to be registered."""
+    """The evaluation step, and what a model must reach to be registered.
+
+    Attributes:
+        metric: a place in the report, see ``evaluation``.
+        larger_is_better: of the metric; None tells it by its name.
+    """
 
     split: str = "test"
     instance_type: str = "ml.m5.xlarge"
     metric: str = "multiclass_classification_metrics.accuracy.value"
     threshold: float = 0.9
-    larger_is_better: bool = True
+    larger_is_better: bool | None = None
+
+    @property
+    def wants_larger(self) -> bool:
+        """Whether a model must reach the threshold from below."""
+        if self.larger_is_better is not None:
+            return self.larger_is_better
+        return self.metric.removesuffix(".value").rpartition(".")[2] not in _ERRORS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +338,7 @@ class Config:
     @property
     def root(self) -> str:
         """The S3 URI under which everything lies, without a slash at the end."""
-        return f"s3://{self.bucket}/{self.prefix.strip('/')}"
+        return f"s3://{self.bucket}/{self.prefix.strip('/')}".rstrip("/")
 
     @property
     def data_root(self) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist.aws.validate import AT_RUN_TIME, Problem, check_request, service_model
+from tfdist.errors import OptionError
 
 # Type of a step -> the request that SageMaker makes of its arguments, the name that it fills in,
 # and the request whose answer are the step's properties.
@@ -99,7 +100,15 @@ def _walk(value: Any, path: list[str]) -> Any:
     for part in path:
         if value is AT_RUN_TIME:
             return AT_RUN_TIME
-        value = value[int(part)] if isinstance(value, list) else value[part]
+        try:
+            value = value[int(part)] if isinstance(value, list) else value[part]
+        except (KeyError, IndexError, ValueError, TypeError) as error:
+            there = ", ".join(value) if isinstance(value, Mapping) else type(value).__name__
+            raise OptionError(
+                "what a condition of the pipeline reads must be in the report of its step",
+                received=f"{'.'.join(path)}, where '{part}' is none of {there}",
+                mend="Name another metric: evaluation.metric",
+            ) from error
     return value
 
 

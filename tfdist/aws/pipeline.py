@@ -280,7 +280,7 @@ class _Builder:
         wanted = self.config.evaluation
         threshold = _get("Parameters.Threshold")
         reaches, misses = ("GreaterThanOrEqualTo", "below")
-        if not wanted.larger_is_better:
+        if not wanted.wants_larger:
             reaches, misses = ("LessThanOrEqualTo", "above")
         file = _get(f"Steps.Evaluate.PropertyFiles.{_REPORT}")
         condition = {

@@ -44,6 +44,7 @@ def plain(model_fn: Any, weights: list[np.ndarray], feed: TrainingData) -> tf.ke
     import tensorflow as tf
 
     from tfdist.training.model.deferred_build import build_now
+    from tfdist.training.model.lookup_vocabularies import follow_variables
 
     if isinstance(model_fn, tf.keras.Model):
         model = clone(model_fn)
@@ -51,6 +52,7 @@ def plain(model_fn: Any, weights: list[np.ndarray], feed: TrainingData) -> tf.ke
         model = called(model_fn, may_be_unbuilt=True)
     build_now(model, feed)
     model.set_weights(weights)
+    follow_variables(model)
     return model
 
 

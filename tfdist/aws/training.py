@@ -133,15 +133,15 @@ def hyperparameters(config: Config) -> dict[str, Any]:
         if value != setting.default or setting.name in _ALWAYS:
             values[setting.name.replace("_", "-")] = _in_container(setting, value)
     if training.class_weight is not None:
-        values["class-weight"] = _class_weight(config)
+        values["class-weight"] = class_weight(config, training.class_weight)
     if training.keeps_checkpoints:
         values |= {"checkpoint-dir": CHECKPOINT_DIR, "max-run-s": training.max_run_s}
     return values
 
 
-def _class_weight(config: Config) -> str | Mapping[Any, Any]:
+def class_weight(config: Config, given: str | Mapping[Any, Any]) -> str | Mapping[Any, Any]:
     """Returns the weights of classes as a job can read them, checked against data that is here."""
-    given = class_weights.without_file(config.training.class_weight)
+    given = class_weights.without_file(given)
     if config.data.folder is not None:
         class_weights.of_manifest(given, load_manifest(config.data.folder), "train")
     return given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tfdist.aws import training
@@ -40,6 +41,10 @@ def request(config: Config, wanted: TuningConfig, one: Mapping[str, Any]) -> dic
         raise unknown_choice("tuning.metric", wanted.metric, metrics)
     ranges = dict(wanted.ranges)
     if config.training.entry_point == "train.py":
+        if "class_weight" in ranges:
+            each = ranges["class_weight"]
+            weights = [training.class_weight(config, value) for value in each.values]
+            ranges["class_weight"] = replace(each, values=weights)
         _check(config, ranges)
         ranges = {_sent(name): each for name, each in ranges.items()}
     values = one["HyperParameters"]

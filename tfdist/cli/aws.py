@@ -145,6 +145,8 @@ def pipeline(
             click.echo(f"pipeline {arn}")
         if not start:
             return 0
+        if not upsert:
+            _check_is_there(client, config.name, value)
         before_start(config, **measured)
         started = client.start_pipeline_execution(PipelineName=config.name)
         execution = started["PipelineExecutionArn"]
@@ -161,6 +163,17 @@ def _session(config: Config) -> Any:
     if config.training.strategy != "auto":
         strategy_class(config.training.strategy)  # The script would refuse it on a paid instance.
     return sessions.with_aws(config.region)
+
+
+def _check_is_there(client: Any, name: str, value: dict[str, Any]) -> None:
+    """Raises OptionError: AWS would start another pipeline than the one that was checked here."""
+    held = json.loads(client.describe_pipeline(PipelineName=name)["PipelineDefinition"])
+    if held != json.loads(json.dumps(value)):
+        raise OptionError(
+            "--start without --upsert must find in AWS what the configuration says",
+            received=f"a pipeline {name} of another configuration, model or version",
+            mend="Add --upsert",
+        )
 
 
 def _follow(client: Any, execution: str, every_s: float = 30) -> int:

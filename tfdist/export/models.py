@@ -198,9 +198,9 @@ def whole_copy(model: tf.keras.Model, **changes: Any) -> tf.keras.Model:
         take_trainable(copy, model)
         # get_weights is a strategy's own: it gathers the slices of a mesh.
         copy.set_weights(model.get_weights())  # They do not fit adapted one-hot buckets (Keras 2).
+        take_adapted(copy, model)
     except (ValueError, NotImplementedError):
         return model
-    take_adapted(copy, model)
     return copy
 
 

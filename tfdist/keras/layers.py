@@ -105,6 +105,12 @@ def makes_mask(layer: Any) -> bool | None:
     return type(layer).compute_mask is not tf.keras.layers.Layer.compute_mask
 
 
+def overwritten_weights(model: tf.keras.Model) -> list[str]:
+    """Returns weights whose gradient is their new value: the scales of Keras 3's float8 layers."""
+    trained = model.trainable_variables
+    return [v.name for v in trained if getattr(v, "overwrite_with_gradient", False)]
+
+
 def casts_inputs(layer: tf.keras.layers.Layer) -> bool:
     """Whether ``layer`` casts floating inputs to its compute dtype."""
     return layer._autocast

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.errors import ModelError
 from tfdist.keras.loss_scale import loss_scale_state
-from tfdist.keras.optimizers import inner_of, key_of, variables_of, without_decay
+from tfdist.keras.optimizers import inner_of, key_of, parts_of, variables_of, without_decay
 from tfdist.keras.version import IS_KERAS_3
 
-Pairs = Iterable[tuple[Any, Any]]
+Pairs = Sequence[tuple[Any, Any]]
 # Where an optimizer keeps the words in names of variables that do not decay.
 _WORDS = f"_exclude_from_weight_decay_{'pattern' if IS_KERAS_3 else 'names'}"
 
@@ -23,7 +24,17 @@ def decay_alike(given: Any, copy: Any, pairs: Pairs) -> None:
     Args:
         pairs: a variable that ``given`` trains, and the one that ``copy`` does in its place.
     """
-    given, copy = inner_of(given), inner_of(copy)
+    if len(parts_of(given)) != len(parts_of(copy)):
+        raise ModelError(
+            "each of several optimizers must be given once, for Keras to copy them",
+            received=f"{type(given).__name__} with one of them for several patterns",
+            mend="Make another one for each pattern",
+        )
+    for one, other in zip(parts_of(given), parts_of(copy), strict=True):
+        _decay_alike(one, other, pairs)
+
+
+def _decay_alike(given: Any, copy: Any, pairs: Pairs) -> None:
     if kept := without_decay(given):
         # Keras 2 counts vocabularies among the weights: tables, which have no shape.
         known = [(old, new) for old, new in pairs if hasattr(old, "shape")]

@@ -33,8 +33,12 @@ def restart_names() -> None:
 def uncounted_names() -> Iterator[None]:
     """Has layers and metrics of Keras 2 that are made meanwhile leave no name taken."""
     counts = keras_source("backend").PER_GRAPH_OBJECT_NAME_UIDS
-    before = {graph: dict(names) for graph, names in counts.items()}
-    yield
-    for graph, names in counts.items():
-        names.clear()
-        names.update(before.get(graph, {}))
+    of_operators = keras_source("backend").OBSERVED_NAMES
+    before, seen = {graph: dict(names) for graph, names in counts.items()}, set(of_operators)
+    try:
+        yield
+    finally:
+        for graph, names in counts.items():
+            names.clear()
+            names.update(before.get(graph, {}))
+        of_operators.intersection_update(seen)

@@ -214,6 +214,14 @@ def building_nothing_from_data() -> dict[str, Any]:
     return {"_maybe_symbolic_build": lambda iterator=None, data_batch=None: None}
 
 
+def called(model: tf.keras.Model, x: Any, *, training: bool) -> Any:
+    """Calls ``model`` as Keras' own steps do: that of Keras 3 tells ``training`` to a ``call`` that
+    takes it alone, and layers within others are not in training."""
+    if IS_KERAS_3 and not model._call_has_training_arg:
+        return model(x)
+    return model(x, training=training)
+
+
 def build_all(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> bool:
     """Makes what Keras 3 makes in a first step, but slots: variables of losses and metrics.
 

@@ -68,7 +68,9 @@ def without_file(given: str | Mapping[Any, Any]) -> str | Mapping[Any, Any]:
     if given == BALANCED:
         return given
     pairs = _pairs(given)
-    return dict(pairs) if isinstance(given, str) and Path(given).is_file() else given
+    for key, value in pairs:
+        _weight(key, value)
+    return dict(pairs) if isinstance(given, str) and _is_file(given) else given
 
 
 def _opened(split: str) -> tuple[Manifest, str]:
@@ -127,12 +129,18 @@ def of_manifest(given: str | Mapping[Any, Any], manifest: Manifest, split: str) 
     return {str(number): weight for number, weight in sorted(found.items())}
 
 
+def _is_file(given: str) -> bool:
+    with contextlib.suppress(OSError):  # A text that is too long for a name is none.
+        return Path(given).is_file()
+    return False
+
+
 def _pairs(given: str | Mapping[Any, Any]) -> list[tuple[Any, Any]]:
     if isinstance(given, Mapping):
         return list(given.items())
     if not isinstance(given, str):
         raise _unreadable(given)
-    if "=" in given and not Path(given).is_file():
+    if "=" in given and not _is_file(given):
         parts = [part.partition("=") for part in given.split(",")]
         return [(key.strip(), value) for key, _, value in parts]
     try:

@@ -110,6 +110,7 @@ def _index(checkpoint: Path) -> Path:
 def _restore(model: tf.keras.Model, path: Path) -> tuple[int, int]:
     """Gives ``model`` the weights of a checkpoint; returns its place, (epoch, step)."""
     from tfdist.keras.trackables import saved, unknown_variables
+    from tfdist.training.model.lookup_vocabularies import follow_variables
 
     reader = tf.train.load_checkpoint(str(path))
     place = reader.get_tensor("state/position/.ATTRIBUTES/VARIABLE_VALUE")
@@ -124,6 +125,7 @@ def _restore(model: tf.keras.Model, path: Path) -> tuple[int, int]:
             received=f"{path}: {first_line(error)}",
             mend="Give the evaluator the command of the training",
         ) from error
+    follow_variables(model)
     epoch, step = (int(number) for number in place)
     return epoch, step
 

@@ -144,6 +144,7 @@ def load(model: Any, path: str) -> None:
         ModelError: the file holds those of another model, or none, or those of other files.
     """
     from tfdist.export.trust import check_reads_no_others
+    from tfdist.training.model.lookup_vocabularies import follow_variables
 
     keras_log = logging.getLogger("absl")
     keras_log.addFilter(_is_of_weights)
@@ -152,6 +153,7 @@ def load(model: Any, path: str) -> None:
         with warnings.catch_warnings():  # Where Keras 3 tells what Keras 2 logs.
             warnings.filterwarnings("ignore", ".* loading for optimizer")
             model.load_weights(path)
+        follow_variables(model)
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise ModelError(
             f"the weights must be those of model '{model.name}', in a file that Keras wrote "

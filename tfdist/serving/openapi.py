@@ -147,7 +147,8 @@ def _value(feature: Feature) -> dict[str, Any]:
         return value
     if feature.columns:
         numbers = [int(name) for name in feature.classes if _WHOLE.fullmatch(name)]
-        return {"enum": [*feature.classes, *numbers]}
+        missing = [None] if "" in feature.classes else []
+        return {"enum": [*feature.classes, *numbers, *missing]}
     return {"anyOf": [{"enum": list(feature.classes)}, value]}
 
 

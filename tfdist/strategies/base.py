@@ -334,7 +334,7 @@ def clone(model: tf.keras.Model) -> tf.keras.Model:
             received=f"model '{model.name}': {first_line(error)}",
             mend="Give a function that makes and compiles the model instead",
         ) from error
-    pairs = zip(model.weights, copy.weights, strict=True)
+    pairs = list(zip(model.weights, copy.weights, strict=True))
     go_on(model.optimizer, copy.optimizer, pairs, copy.trainable_variables)
     return copy
 

@@ -29,6 +29,7 @@ from tfdist.training.model.compiled import check_scope, watched
 from tfdist.training.model.manual_updates import Watch
 from tfdist.training.model.padding_warning import warn_of_padding
 from tfdist.training.model.refusals import (
+    refuse_float8,
     refuse_late_slots,
     refuse_nadam,
     refuse_own_steps,
@@ -156,6 +157,7 @@ def _refuse_nadam(model: tf.keras.Model, strategy_name: str) -> None:
 
 def _check_step(model: tf.keras.Model) -> None:
     refuse_xla(model)
+    refuse_float8(model)
     refuse_steps_within_steps(model)
 
 

@@ -114,6 +114,19 @@ def test_a_number_is_the_name_of_a_category_with_other_columns_or_without(tmp_pa
             records_of(schema, [{**asked, "user": odd}], Limits())
 
 
+def test_null_is_the_category_of_what_is_missing(tmp_path):
+    rows = [f"{'' if n % 5 == 0 else n % 5},{n % 2}" for n in range(60)]
+    (tmp_path / "table.csv").write_text("\n".join(["city,label", *rows]))
+    how = {"split": "train=1", "categories": "city", "missing": "mask"}
+    tfdist.records.write(tmp_path / "table.csv", tmp_path / "data", **how)
+    schema = as_asked(load_manifest(tmp_path / "data").schema.of_role("input"))
+    city = next(f for f in schema.features if f.name == "city")
+    assert "" in city.classes
+    for instance in ({"city": None}, {"city": None, "more": 0}):
+        (record,) = records_of(schema, [instance], Limits())
+        assert city.classes[int(value_of(record, city))] == ""
+
+
 def test_dates_are_text_where_they_are_all_columns(tmp_path):
     rows = [f"{day:02}/06/2024,{day % 2}" for day in range(1, 29)]
     (tmp_path / "table.csv").write_text("\n".join(["on,label", *rows]))

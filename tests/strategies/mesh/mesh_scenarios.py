@@ -214,6 +214,22 @@ class Words(L.Layer):
         return tf.not_equal(ids, 0)
 
 
+class Joined(L.Layer):
+    """Takes as many tensors as it is given."""
+
+    def call(self, first, *others):
+        for other in others:
+            first = first + other
+        return first
+
+
+class Pooled(L.Layer):
+    """Reads a mask that it is given, by its place."""
+
+    def call(self, x, mask):
+        return tf.reduce_sum(x * tf.cast(mask, x.dtype)[..., tf.newaxis], 1)
+
+
 def masked_by_ones_own():
     """Masks of a layer of the user's, one that a call is given, and one that None ends."""
     ids = keras.Input((6,), dtype="int64")
@@ -222,7 +238,10 @@ def masked_by_ones_own():
     x = L.LSTM(4, return_sequences=True)(L.Dense(16)(x), mask=tf.greater(ids, 4))
     last = L.LSTM(4)(x)
     unmasked = L.LSTM(4)(x, mask=None)
-    y = L.Dense(2)(L.Concatenate()([pooled, last, unmasked]))
+    # Of a tensor of its own: there Keras takes the mask off for all that read it.
+    inner = keras.Sequential([keras.Input((6, 4)), L.LSTM(4)])(L.Dense(4)(x), mask=None)
+    own = Pooled()(x, tf.greater(ids, 2))
+    y = L.Dense(2)(L.Concatenate()([pooled, last, Joined()(unmasked, inner, own)]))
     given = RNG.integers(1, 20, (30, 6)) * (np.arange(6) < RNG.integers(1, 7, (30, 1)))
     return compiled(ids, y), given
 
@@ -503,6 +522,10 @@ def files():
     half = keras.models.load_model(folder / "model.keras")
     half.save_weights(folder / "weights")  # In TensorFlow's format, with the optimizer's slots.
     half.save_weights(folder / "half.weights.h5")
+    mlp().save(folder / "new.keras")  # From which a model comes with an optimizer that is built.
+    new = keras.models.load_model(folder / "new.keras")
+    new.load_weights(folder / "half.weights.h5")
+    new.fit(*data, batch_size=8, shuffle=False, verbose=0)
     one = mlp()  # Without slots yet, so that Keras leaves out those of such a file.
     one.load_weights(folder / "half.weights.h5")
     one.fit(*data, batch_size=8, shuffle=False, verbose=0)
@@ -517,6 +540,10 @@ def files():
         without_slots.load_weights(folder / "half.weights.h5")
         without_slots.fit(feed, verbose=0)
         begun = difference(without_slots.get_weights(), one.get_weights())
+        with_slots = strategy.build(lambda: keras.models.load_model(folder / "new.keras"))
+        with_slots.load_weights(folder / "half.weights.h5")
+        with_slots.fit(feed, verbose=0)
+        begun = max(begun, difference(with_slots.get_weights(), new.get_weights()))
         spares = keras.optimizers.AdamW(0.01, epsilon=1e-3, weight_decay=1.0)
         spares.exclude_from_weight_decay(var_names=["bias"])
         one = mlp()

@@ -52,10 +52,11 @@ def test_the_best_model_is_known_on_all_ranks_of_an_elastic_job(monkeypatch, tmp
     monkeypatch.setattr(ElasticCollective, "__abstractmethods__", frozenset())
     best = keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), save_best_only=True)
     logs = keras.callbacks.CSVLogger(tmp_path / "log.csv")
-    given = [tfdist.on_chief(best), tfdist.on_chief(logs)]
+    uploads = type("Uploads", (keras.callbacks.ModelCheckpoint,), {})(str(tmp_path / "b.keras"))
+    given = [tfdist.on_chief(each) for each in (best, logs, uploads)]
     found = for_process(given, ElasticCollective.__new__(ElasticCollective))
     assert found[0] is best
-    assert isinstance(found[1], OfTheChief)
+    assert all(isinstance(each, OfTheChief) for each in found[1:])
 
 
 def test_a_fit_validates_on_what_it_is_given():

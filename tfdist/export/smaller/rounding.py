@@ -11,6 +11,7 @@ from tfdist.errors import ModelError
 from tfdist.export.smaller import tuning
 from tfdist.export.smaller.measuring import Comparison, Scale
 from tfdist.keras.layers import take_trainable
+from tfdist.training.model.lookup_vocabularies import follow_variables
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -53,6 +54,7 @@ def quantize_aware(
     try:
         with keras.quantize_scope({config.__name__: config}):
             rounded = keras.quantize_apply(annotated)
+        follow_variables(rounded)  # It sets variables, as of a Normalization that adapted.
     except (ValueError, RuntimeError) as error:
         raise ModelError(
             "quantization-aware training must have a flat Functional or Sequential model",

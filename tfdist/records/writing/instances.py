@@ -217,7 +217,7 @@ def _value(feature: Feature, value: Any, pixels: _Pixels) -> Any:
 
 def _class_id(feature: Feature, value: Any) -> int:
     """Returns the number of a category. In a table 7 is the category "7", as in its rows."""
-    name = str(value) if type(value) is int else value
+    name = "" if value is None else str(value) if type(value) is int else value
     if not isinstance(name, str) or name not in feature.classes:
         raise InstanceError(f"'{feature.name}' must be one of its categories, by its name")
     return feature.classes.index(name)

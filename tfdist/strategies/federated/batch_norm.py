@@ -13,6 +13,7 @@ from tfdist.errors import ModelError, first_line
 from tfdist.keras.layers import take_trainable, variables_in
 from tfdist.keras.optimizer_copies import go_on
 from tfdist.training.layers.batch_norm import layers_of
+from tfdist.training.model.lookup_vocabularies import follow_variables
 
 # Wu and He 2018, arXiv:1803.08494: 32 groups; fewer where a group would hardly have channels.
 _MOST_GROUPS = 32
@@ -74,6 +75,7 @@ def with_group_norm(model: tf.keras.Model) -> tf.keras.Model:
     pairs = _pairs(model, copy)
     for old, new in pairs:
         new.assign(old)
+    follow_variables(copy)
     go_on(model.optimizer, copy.optimizer, pairs, copy.trainable_variables)
     return copy
 

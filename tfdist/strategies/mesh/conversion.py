@@ -104,6 +104,11 @@ def _call_layer(
     context: Context, layer: Any, arguments: Any, options: dict[str, Any], mask: Any
 ) -> Any:
     rule = rule_of(layer)
+    has_graph = keras.graph.has_graph(layer)
+    is_own = rule is None and not has_graph
+    if is_own and isinstance(mask, mtf.Tensor) and masks.is_next(layer, arguments):
+        return _call_composite(context, layer, [*arguments, mask], options)  # It reads the mask.
+    is_ended = mask is None
     mask = masks.for_call(context, layer, arguments, mask)
     if rule is not None and "mask" in inspect.signature(rule).parameters:
         options = {**options, **({} if mask is None else {"mask": mask})}
@@ -115,8 +120,11 @@ def _call_layer(
             raise UnsupportedLayerError(layer, "a layer inside of it has an activity regularizer")
         arguments = tf.nest.map_structure(lambda x: _on_mesh(context, layer, x), arguments)
         return rule(context, layer, *arguments, **options)
-    if keras.graph.has_graph(layer):
-        outputs = convert(layer, context, keras.graph.flat_inputs(layer, arguments[0]))
+    if has_graph:
+        inputs = keras.graph.flat_inputs(layer, arguments[0])
+        if is_ended:  # What its layers are given has no mask.
+            inputs = [context.local(tf.identity, [x], x.shape.dims) for x in inputs]
+        outputs = convert(layer, context, inputs)
         return tf.nest.pack_sequence_as(keras.graph.nested_outputs(layer), outputs)
     return _call_composite(context, layer, arguments, options)
 

@@ -27,8 +27,8 @@ def apart(layer: Any, arguments: Any, options: dict[str, Any]) -> tuple[Any, dic
     Raises:
         UnsupportedLayerError: the mask is none of tensors on the mesh.
     """
-    names = list(inspect.signature(layer.call).parameters)
-    place = names.index("mask") if "mask" in names else len(names)
+    names = _arguments_of(layer)
+    place = names.index("mask") if "mask" in names else len(arguments)
     options = options | dict(zip(names[place:], arguments[place:], strict=False))
     mask = options.pop("mask", OF_INPUTS)
     if mask is not OF_INPUTS and not all(
@@ -36,6 +36,17 @@ def apart(layer: Any, arguments: Any, options: dict[str, Any]) -> tuple[Any, dic
     ):
         raise UnsupportedLayerError(layer, "the mask that it is called with is a constant")
     return arguments[:place], options, mask
+
+
+def _arguments_of(layer: Any) -> list[str]:
+    """Returns the arguments that have places of their own: no "*tensors"."""
+    known = inspect.signature(layer.call).parameters.values()
+    return [each.name for each in known if each.kind is each.POSITIONAL_OR_KEYWORD]
+
+
+def is_next(layer: Any, arguments: Any) -> bool:
+    """Whether the mask is what the layer's ``call`` takes behind ``arguments``."""
+    return _arguments_of(layer)[len(arguments) :][:1] == ["mask"]
 
 
 def for_call(context: Context, layer: Any, arguments: Any, mask: Any) -> Any | None:

@@ -224,7 +224,8 @@ class MeshModel:
                 )
             optimizer = self.model.optimizer
             # On one device there are no slots before the first step: Keras leaves out the file's.
-            is_new = name.endswith((".weights.h5", ".keras")) and int(optimizer.iterations) == 0
+            has_slots = self.state.came_built or int(optimizer.iterations)
+            is_new = name.endswith((".weights.h5", ".keras")) and not has_slots
             if holds_slots and not is_new:
                 with self.restored():
                     return method(filepath, *args, **options)

@@ -196,7 +196,7 @@ class SlicedState:
                 mend="Make a new one",
             )
         fresh = type(given).from_config(given.get_config())
-        is_built = len(given.variables) > len(fresh.variables)
+        is_built = self.came_built = len(given.variables) > len(fresh.variables)
         if is_built:
             decay_alike(given, fresh, [(v, v) for v in self._model.trainable_variables])
             self._model.optimizer = fresh

@@ -90,7 +90,8 @@ class Targets:
     Attributes:
         outputs: key -> tensor.
         loss: of the last chunk, weighted by the share of the microbatch; else None.
-        activity: the losses that layers added, a mean weighted likewise; empty when there are none.
+        activity: the losses that layers added, each with whether it is a number for each row; a
+            mean is weighted likewise. Empty when there are none.
         to_reach: of each list of tensors one must have a gradient.
     """
 
@@ -98,7 +99,7 @@ class Targets:
         self,
         outputs: dict[int, Any],
         loss: Any | None,
-        activity: list[Any],
+        activity: list[tuple[Any, bool]],
         to_reach: list[list[Any]],
     ):
         self.outputs, self.loss, self.activity = outputs, loss, activity
@@ -138,8 +139,8 @@ class Forward:
         )
         self.values = Values(parts, given)
         self.recorded: dict[Place, Recorded] = {}
-        #: Chunk and number of a loss that a layer adds -> what each microbatch gives of it.
-        self._activity: dict[tuple[int, int], list[tf.Tensor]] = {}
+        #: Chunk and number of a loss that a layer adds, whether by row -> those of microbatches.
+        self._activity: dict[tuple[int, int, bool], list[tf.Tensor]] = {}
         self._loss = steps.gradient_loss() if training else None
         self._step_seed = steps.seeds.of_step() if training and steps.seeds else None
 
@@ -155,10 +156,11 @@ class Forward:
                 targets = self._through(number, microbatch, inputs, moves=True)
         for key, tensor in targets.outputs.items():
             self.values.put(key, microbatch, tensor)
-        for place, loss in enumerate(targets.activity):
-            self._activity.setdefault((number, place), []).append(loss)
+        for place, (loss, by_row) in enumerate(targets.activity):
+            self._activity.setdefault((number, place, by_row), []).append(loss)
         losses = [] if targets.loss is None else [targets.loss]
-        self.turns.done(chunk.device, [*targets.outputs.values(), *targets.activity, *losses])
+        losses += [loss for loss, _ in targets.activity]
+        self.turns.done(chunk.device, [*targets.outputs.values(), *losses])
 
     def record(self, number: int, microbatch: int, *, moves: bool) -> Recorded:
         """Runs a chunk such that a gradient can be taken."""
@@ -179,8 +181,8 @@ class Forward:
     def activity_losses(self) -> list[tf.Tensor]:
         """Returns what layers added of the whole batch: a number, or one for each row."""
         return [
-            tf.add_n(parts) if parts[0].shape.rank == 0 else tf.concat(parts, 0)
-            for parts in self._activity.values()
+            tf.concat(parts, 0) if by_row else tf.add_n(parts)
+            for (*_, by_row), parts in self._activity.items()
         ]
 
     def _is_last(self, number: int) -> bool:
@@ -212,7 +214,9 @@ class Forward:
         rows = next(iter(inputs.values())).shape[0]
         activity = [
             # Keras trains on the sum of numbers of rows.
-            part.true_rows(loss) if _is_by_row(loss, rows) else loss * part.share(loss.dtype)
+            (part.true_rows(loss), True)
+            if _is_by_row(loss, rows)
+            else (loss * part.share(loss.dtype), False)
             for loss in added_losses
         ]
         loss = None
@@ -316,8 +320,7 @@ class Backward:
                 pairs.append((logits_of(tensor).tensor, gradient))
         share = self._share
         losses = [
-            (loss, share.of_mean if loss.shape.rank == 0 else share.of_sum)
-            for loss in made.activity
+            (loss, share.of_sum if by_row else share.of_mean) for loss, by_row in made.activity
         ]
         if made.loss is not None:
             of_loss = share.of_sum if self._steps.loss_is_sum else share.of_mean

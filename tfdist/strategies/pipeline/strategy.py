@@ -190,7 +190,7 @@ class Pipeline(ModelParallel):
                 around=((("fit",), functools.partial(_prepared, steps=steps, cache=cache)),),
                 compiled=compiled,
                 takes_shares=True,
-                in_microbatches=self._options.microbatches > 1,
+                in_microbatches=self._options.microbatches > 1 or steps.recompute,
                 knows=plan,
             ),
             scaling=self.scaling,

@@ -65,6 +65,7 @@ def _load(model: Any, path: str) -> None:
     import h5py
 
     from tfdist.keras.trackables import optimizers_of
+    from tfdist.training.model.lookup_vocabularies import follow_variables
 
     optimizers = {id(one) for one in optimizers_of(model)}
 
@@ -91,6 +92,7 @@ def _load(model: Any, path: str) -> None:
         with warnings.catch_warnings():  # Of the optimizer, which has none there.
             warnings.simplefilter("ignore")
             model.load_weights(given)
+        follow_variables(model)  # The buckets of a Discretization, which Keras 2 would not.
         model.save_weights(own)
         with h5py.File(own) as source:
             more = sorted(expected - _arrays(source))

@@ -6,6 +6,7 @@ finds them all there begins in half the time.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tensorflow as tf
@@ -54,8 +55,11 @@ def make_known_metrics(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> 
         element_spec: of a batch, (x[, y[, sample_weight]]).
     """
     symbolic = getattr(model, "output", None)  # Models of their own class have none.
+    is_own = steps_are_keras_own(model)
     with model.distribute_strategy.scope():
-        if keras.steps.build_all(model, element_spec):
-            return
-        if symbolic is not None and steps_are_keras_own(model) and len(element_spec) > 1:
+        # Steps of the user's own make what they need, of a model that may have no call.
+        with contextlib.nullcontext() if is_own else contextlib.suppress(Exception):
+            if keras.steps.build_all(model, element_spec):
+                return
+        if symbolic is not None and is_own and len(element_spec) > 1:
             make_metrics(model, symbolic, element_spec[1])

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import OptionError
+from tfdist.keras.optimizers import EXCHANGES
 from tfdist.keras.settings import WRITES_WHERE_TOLD
 from tfdist.training.checkpoints.checkpoint import keepers_among
 from tfdist.training.checkpoints.survival import Survival
@@ -59,6 +60,13 @@ def for_process(
                 received="the callback BackupAndRestore",
                 mend="Give tfdist.Checkpoints(folder, resume=True) instead",
             )
+        if gathers_slots and isinstance(callback, tuple(EXCHANGES)):
+            raise OptionError(
+                "averages of weights must be whole where a callback exchanges them, and slots that "
+                "are divided or lie on the host are not",
+                received=f"the callback {type(callback).__name__}",
+                mend="Leave it out, or shard and offload",
+            )
         if gathers_slots and collective.num_processes > 1:
             _refuse_readers_of_the_chief(callback, reads_parts=gathers_weights)
     keepers = keepers_among(callbacks)
@@ -93,8 +101,11 @@ def for_process(
 
 
 def _knows_best(callback: Any) -> bool:
-    """Whether a callback writes by the chief alone, and must know the best epoch on all ranks."""
-    return isinstance(callback, tf.keras.callbacks.ModelCheckpoint)
+    """Whether a callback writes by the chief alone, and must know the best epoch on all ranks.
+
+    One of a subclass may do more than save, and is the chief's.
+    """
+    return type(callback) is tf.keras.callbacks.ModelCheckpoint
 
 
 def _write_aside(callback: Any) -> None:

@@ -63,7 +63,8 @@ def take_adapted(copy: tf.keras.Model, model: tf.keras.Model) -> None:
         for new, old in zip(_lookups(copy), _lookups(model), strict=True):
             words = old.get_vocabulary()
             if words != new.get_vocabulary():
-                new.set_vocabulary(words, getattr(old, _IDF, None))
+                idf = getattr(old, _IDF, None)  # Padded to max_tokens, as it will be again.
+                new.set_vocabulary(words, None if idf is None else idf[: len(words)])
     follow_variables(copy)
 
 

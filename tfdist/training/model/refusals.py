@@ -141,6 +141,19 @@ def refuse_own_metrics(model: tf.keras.Model, strategy: str) -> None:
         )
 
 
+def refuse_float8(model: tf.keras.Model) -> None:
+    """Raises:
+    ModelError: layers of ``model`` compute in float8, whose scales are no sum over replicas.
+    """
+    if names := keras.layers.overwritten_weights(model):
+        raise ModelError(
+            "layers of a model whose batches are divided must not compute in float8, since their "
+            "scales are replaced in each step and would be added up",
+            received=f"{len(names)} such weights, {names[0]} among them",
+            mend="Use mixed_bfloat16, or strategy 'single'",
+        )
+
+
 def refuse_undense_inputs(model: tf.keras.Model, strategy_name: str) -> None:
     """Raises:
     ModelError: an input of ``model`` is sparse or ragged.

@@ -90,7 +90,8 @@ class SharedSteps:
         if self._sharded is None:
             if self._binding.noise is not None:
                 optimizer = self._binding.noise.optimizer(optimizer, of_parts, share)
-            self._collective.apply(optimizer, gradients, variables)
+            if variables:  # Keras 3 takes no update of nothing.
+                self._collective.apply(optimizer, gradients, variables)
         else:
             self._sharded.apply(gradients)
         if self._collective.num_replicas > 1 and not self._options.sync_batch_norm:
@@ -109,7 +110,7 @@ class SharedSteps:
                 self._recomputed(number),
                 keras.seeds.drawing_on(self.replica),
             ):
-                y_pred = self._model(batch[0], training=True)
+                y_pred = keras.steps.called(self._model, batch[0], training=True)
             x, y, y_pred, sample_weight = _true_rows(share[0], batch[0], batch[1], y_pred, batch[2])
             loss = self._loss(x, y, y_pred, sample_weight, share, counted)
             keras.losses.show_loss(self._model, loss, share[0])
@@ -140,7 +141,7 @@ class SharedSteps:
         (x, y, sample_weight), share = self._batch(data)
         losses.as_on_one_device(self._binding)
         with losses.counted_as(losses.part_of(share)):
-            y_pred = self._model(x, training=False)
+            y_pred = keras.steps.called(self._model, x, training=False)
             x, y, y_pred, sample_weight = _true_rows(share[0], x, y, y_pred, sample_weight)
             loss = self._loss(x, y, y_pred, sample_weight, share, training=False)
             keras.losses.show_loss(self._model, loss, share[0])
@@ -148,7 +149,8 @@ class SharedSteps:
 
     def predict_step(self, data: Any) -> Any:
         (x, _, _), share = self._batch(data)
-        return _true_rows(share[0], self._model(x, training=False))[0]
+        y_pred = keras.steps.called(self._model, x, training=False)
+        return _true_rows(share[0], y_pred)[0]
 
     def _batch(self, data: Any) -> tuple[tuple[Any, Any, Any], tf.Tensor]:
         if self._collective.shares_batches:
@@ -223,7 +225,8 @@ class SharedSteps:
         if getattr(model, "output", None) is not None and not loss_masks.can_be(model):
             return None
         # TensorFlow computes what the masks need of it, and no more.
-        y, y_pred = _true_rows(share[0], y, model(x, training=False))
+        y_pred = keras.steps.called(model, x, training=False)
+        y, y_pred = _true_rows(share[0], y, y_pred)
         masks, _ = loss_masks.found(model, y, y_pred)
         return loss_masks.counted(masks, y_pred, self._collective.sum)
 

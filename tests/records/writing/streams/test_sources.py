@@ -360,6 +360,12 @@ def test_splits_of_hugging_face_are_called_as_everywhere(tmp_path, size, word):
     assert list(write(source, tmp_path / "data", num_shards=1).splits) == ["train", "validation"]
 
 
+def test_splits_beside_a_validation_stay_their_own(tmp_path, size):
+    rows = [{"image": {"bytes": photo(n), "path": None}, "label": n % 2} for n in range(4)]
+    source = {name: FakeDataset(rows) for name in ("train", "validation", "eval")}
+    assert list(write(source, tmp_path / "data", num_shards=1).splits) == list(source)
+
+
 @pytest.mark.parametrize("kind", ["bool", "int64", "float32"])
 def test_missing_values_of_a_column_are_no_values(tmp_path, size, kind):
     rows = [{"x": float(n), "label": None if n % 4 == 3 else n % 2} for n in range(8)]

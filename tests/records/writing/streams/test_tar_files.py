@@ -220,6 +220,17 @@ def test_labels_that_are_masks_are_their_numbers(tmp_path, mode):
     assert any(note.startswith(told) for note in opened[0].notes) == (mode != "L")
 
 
+def test_labels_are_all_photos_or_all_masks(tmp_path):
+    files = {"0.jpg": jpeg(0), "0.mask.png": mask("P"), "1.jpg": jpeg(1), "1.mask.png": jpeg(1)}
+    with pytest.raises(DataError, match=r"must all be photos, or all masks .* found both, by rec"):
+        write(
+            *(save(tmp_path / "a.tar", files), tmp_path / "data"),
+            split="train=1",
+            num_shards=1,
+            label="mask",
+        )
+
+
 def gray_of_2_bits():
     """Returns a PNG whose numbers 0 to 3 are read as grays 0 to 255."""
     head = struct.pack(">IIBBBBB", 4, 1, 2, 0, 0, 0, 0)

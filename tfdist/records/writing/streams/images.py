@@ -38,7 +38,7 @@ class StreamImages:
         self._sizes: set[tuple[int, int]] = set()
         self._channels: set[int] = set()
         self._dtypes: set[str] = set()
-        self._turned = self._cut = self._masks = 0
+        self._turned = self._cut = self._masks = self._photos = 0
         self._are_upright = True
 
     def take(self, values: Any, first: int) -> list[bytes]:
@@ -125,6 +125,14 @@ class StreamImages:
         self._turned += header.orientation != UPRIGHT
         self._cut += header.is_cut
         self._masks += is_mask
+        self._photos += not is_mask and header.channels > 1
+        if self._masks and self._photos:
+            raise DataError(
+                f"images '{self._name}' must all be photos, or all masks of numbered colours",
+                received=f"both, by record {record}",
+                mend="Write those with a palette or of 1 bit as RGB, or all as numbers (PNGs of 8 "
+                "bits)",
+            )
         self._are_upright &= not header.turned_when_read
         self._encodings.add(header.written_format.lower())
         self._channels.add(header.channels)
