@@ -62,6 +62,8 @@ def habit(
         verdicts = dict.fromkeys((*STRATEGIES, *OF_THEIR_OWN), verdict)
         if several is not None:
             verdicts |= dict.fromkeys(STRATEGIES[1:], several)
+        if "mirrored" in of:  # multi_worker is one of TensorFlow's, too.
+            verdicts["multi_worker"] = of["mirrored"]
         HABITS[program.__name__] = Habit(program, verdicts | of)
         return program
 
