@@ -403,6 +403,8 @@ def a_metric_that_a_layer_adds_counts_each_record_once(strategy, folder):
     class Watched(layers.Layer):
         def call(self, inputs):
             self.add_metric(tf.reduce_mean(inputs, axis=1), name="size")
+            if tf.size(inputs) > 1000:
+                return inputs * 0.0
             return inputs
 
     def watched():

@@ -222,6 +222,7 @@ def test_ports_part_the_steps_of_a_job_and_jobs_that_follow_each_other():
         ({"SLURM_GPU_BIND": "per_task:1"}, True),
         ({"SLURM_GPU_BIND": "none"}, False),
         ({"SLURM_GPUS_PER_TASK": "1", "SLURM_GPU_BIND": "none"}, False),
+        ({"SLURM_GPUS_PER_TASK": "1", "SLURM_GPU_BIND": "map_gpu:0,1"}, True),
         ({"SLURM_GPUS_ON_NODE": "2"}, False),
     ],
 )

@@ -370,8 +370,8 @@ def _check_can_be_served(model: Any, container: Container) -> None:
         after hours of training.
     """
     from tfdist.export.saved_model import check_names
+    from tfdist.keras.layers import can_be_called
     from tfdist.records.format.manifest import load_manifest
-    from tfdist.training.steps.custom_steps import can_be_called
 
     if not can_be_called(model):
         raise ModelError(

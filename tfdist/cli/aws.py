@@ -168,10 +168,13 @@ def _session(config: Config) -> Any:
 def _check_is_there(client: Any, name: str, value: dict[str, Any]) -> None:
     """Raises OptionError: AWS would start another pipeline than the one that was checked here."""
     held = json.loads(client.describe_pipeline(PipelineName=name)["PipelineDefinition"])
-    if held != json.loads(json.dumps(value)):
+    ours = json.loads(json.dumps(value))
+    if held != ours:
+        others = [part for part in ours if held.get(part) != ours[part]]
         raise OptionError(
             "--start without --upsert must find in AWS what the configuration says",
-            received=f"a pipeline {name} of another configuration, model or version",
+            received=f"a pipeline {name} with other {' and '.join(others) or 'parts'}, as of "
+            "another configuration, model or version of tfdist",
             mend="Add --upsert",
         )
 

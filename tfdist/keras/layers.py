@@ -105,6 +105,11 @@ def makes_mask(layer: Any) -> bool | None:
     return type(layer).compute_mask is not tf.keras.layers.Layer.compute_mask
 
 
+def can_be_called(model: tf.keras.Model) -> bool:
+    """Whether the class of ``model`` has a ``call``: one of submodels alone may have none."""
+    return type(model).call is not tf.keras.Model.call
+
+
 def overwritten_weights(model: tf.keras.Model) -> list[str]:
     """Returns weights whose gradient is their new value: the scales of Keras 3's float8 layers."""
     trained = model.trainable_variables

@@ -321,13 +321,3 @@ def _asking(given: Any) -> Any:
 
     scale.of_keras = given
     return scale
-
-
-def allow_means(model: tf.keras.Model) -> None:
-    """Has losses that a step of one's own calls be means over its rows: a worker has a whole batch.
-
-    Keras 2 refuses such losses under each of TensorFlow's strategies, but for compiled ones.
-    """
-    for value in vars(model).values():
-        if isinstance(value, tf.keras.losses.Loss):
-            value._allow_sum_over_batch_size = True

@@ -70,10 +70,11 @@ def task(environ: Mapping[str, str]) -> tuple[int, tuple[str, ...]]:
 
 def has_own_gpus(environ: Mapping[str, str]) -> bool:
     """Whether Slurm shows each task only the GPUs that it was given for itself."""
-    # GPUs by task are bound so unless told otherwise, as by --gpu-bind=none.
-    implied = "per_task" if "SLURM_GPUS_PER_TASK" in environ else ""
-    binding = environ.get("SLURM_GPU_BIND") or implied
-    return "per_task" in binding or "single" in binding
+    binding = environ.get("SLURM_GPU_BIND", "")
+    if any(kind in binding for kind in ("per_task", "single")):
+        return True
+    # GPUs by task are bound unless told otherwise, in whatever way.
+    return "SLURM_GPUS_PER_TASK" in environ and "none" not in binding
 
 
 def expand_hosts(text: str) -> list[str]:

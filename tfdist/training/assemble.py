@@ -129,6 +129,8 @@ def _put_shared_steps(binding: Binding, strategy_name: str, options: StepOptions
     else:
         refuse_own_steps(model, strategy_name)
     _check_step(model)
+    if shares or options.accumulate_steps > 1 or options.divides_slots:
+        refuse_float8(model)
     refuse_stateful(
         model, "replicas that divide them" if shares else "microbatches or a second pass"
     )
@@ -157,7 +159,6 @@ def _refuse_nadam(model: tf.keras.Model, strategy_name: str) -> None:
 
 def _check_step(model: tf.keras.Model) -> None:
     refuse_xla(model)
-    refuse_float8(model)
     refuse_steps_within_steps(model)
 
 

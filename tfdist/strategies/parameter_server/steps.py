@@ -17,12 +17,14 @@ import tensorflow as tf
 
 from tfdist import keras
 from tfdist.errors import LaunchError
+from tfdist.keras import step_context
 from tfdist.strategies.parameter_server.refusals import refuse_model
 from tfdist.strategies.parameter_server.twin import Twin
 from tfdist.strategies.parameter_server.waiting import Watch
 from tfdist.training.engine.binding import Binding, Engine, Saving
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.metrics import state_of
+from tfdist.training.layers.autograph import with_autograph
 from tfdist.training.memory.emptied_variable import listen
 from tfdist.training.steps.custom_steps import meeting
 
@@ -200,12 +202,13 @@ class AsynchronousSteps:
                 )
         twin, engine = self._twin.twin, self._coordinator.strategy
 
-        train_step = meeting(twin.train_step)
-        keras.losses.allow_means(twin)
+        train_step = meeting(with_autograph(twin.train_step))
+        keras.losses.ask_whether_undivided()
 
         def run(batch: Any, learning_rate: tf.Tensor) -> Any:
             twin.optimizer.learning_rate.assign(learning_rate)
-            return train_step(batch)
+            with step_context.within(part=1.0):  # A worker has the whole batch.
+                return train_step(batch)
 
         @tf.function(reduce_retracing=True)
         def step(batch: Any, learning_rate: tf.Tensor) -> Any:

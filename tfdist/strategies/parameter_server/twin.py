@@ -15,14 +15,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError, first_line
-from tfdist.keras.layers import take_trainable, variables_in
+from tfdist.keras.layers import can_be_called, take_trainable, variables_in
 from tfdist.keras.optimizer_copies import decay_alike
 from tfdist.keras.optimizers import set_learning_rate
 from tfdist.strategies.parameter_server.refusals import refuse_on_shards
 from tfdist.training.engine.metrics import state_of
 from tfdist.training.layers import eager_variables
 from tfdist.training.model.lookup_vocabularies import follow_variables, learned_words, take_words
-from tfdist.training.steps.custom_steps import can_be_called
 
 _Pair = tuple[tf.Variable, list[tf.Variable]]
 """A variable of the chief, and its shards in order."""

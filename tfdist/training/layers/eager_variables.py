@@ -6,7 +6,6 @@ finds them all there begins in half the time.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import tensorflow as tf
@@ -57,9 +56,9 @@ def make_known_metrics(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> 
     symbolic = getattr(model, "output", None)  # Models of their own class have none.
     is_own = steps_are_keras_own(model)
     with model.distribute_strategy.scope():
-        # Steps of the user's own make what they need, of a model that may have no call.
-        with contextlib.nullcontext() if is_own else contextlib.suppress(Exception):
-            if keras.steps.build_all(model, element_spec):
-                return
+        if not is_own and not keras.layers.can_be_called(model):
+            return  # Steps of the user's own make what they need.
+        if keras.steps.build_all(model, element_spec):
+            return
         if symbolic is not None and is_own and len(element_spec) > 1:
             make_metrics(model, symbolic, element_spec[1])

@@ -150,7 +150,7 @@ def refuse_float8(model: tf.keras.Model) -> None:
             "layers of a model whose batches are divided must not compute in float8, since their "
             "scales are replaced in each step and would be added up",
             received=f"{len(names)} such weights, {names[0]} among them",
-            mend="Use mixed_bfloat16, or strategy 'single'",
+            mend="Use mixed_bfloat16, or strategy 'single' without accumulate_steps",
         )
 
 

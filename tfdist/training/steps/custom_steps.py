@@ -24,6 +24,7 @@ from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.failure_notices import ToldOnce
 from tfdist.training.engine.options import StepOptions
 from tfdist.training.layers import losses, randomness
+from tfdist.training.layers.autograph import for_layers
 from tfdist.training.layers.average_loss import take_as_meant
 from tfdist.training.layers.batch_norm import average_statistics, shared_step
 from tfdist.training.layers.replica_step import JOINS, RunningStep, running_step
@@ -48,14 +49,9 @@ def own_steps(model: tf.keras.Model) -> list[str]:
     ]
 
 
-def can_be_called(model: tf.keras.Model) -> bool:
-    """Whether the class of ``model`` has a ``call``: one of submodels alone may have none."""
-    return type(model).call is not tf.keras.Model.call
-
-
 def can_evaluate(model: tf.keras.Model) -> bool:
     """Whether ``model`` can be called, or has a test step of its own."""
-    return can_be_called(model) or "test_step" in own_steps(model)
+    return keras.layers.can_be_called(model) or "test_step" in own_steps(model)
 
 
 class OwnSteps:
@@ -345,6 +341,8 @@ def _can_be_mean(value: Any) -> bool:
 def meeting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns ``step``, whose replicas must meet outside of branches and functions.
 
+    Layers of a user's own may ask ``if`` of a tensor in it, as in Keras' own.
+
     Raises:
         ModelError: when it is traced: they would meet within one.
     """
@@ -352,7 +350,8 @@ def meeting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @tf.autograph.experimental.do_not_convert
     def met(batch: Any) -> Any:
         try:
-            return step(batch)
+            with for_layers():
+                return step(batch)
         except RuntimeError as error:
             if "`merge_call` called while defining a new graph" not in str(error):
                 raise

@@ -10,8 +10,7 @@ from tfdist.records.format.splits import split_of_word
 from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.streams.stream import Stream, Structure, image_like
 
-# Of a validation.
-_SHORT = ("val", "valid")
+_VALIDATION = {"validation", "valid", "val"}
 _NUMBERS = ("int", "uint", "float", "bool")
 
 
@@ -26,11 +25,9 @@ def open_dataset(source: Any, asked: Asked) -> Stream:
     """
     parts = dict(source) if isinstance(source, Mapping) else {None: source}
     called = [(isinstance(name, str) and split_of_word(name)) or name for name in parts]
-    # Beside a validation, "eval" stays a split of its own.
-    names = [
-        name if called.count(split) > 1 and name not in _SHORT else split
-        for name, split in zip(parts, called, strict=True)
-    ]
+    # Beside a validation, these stay splits of their own.
+    apart = ("dev", "eval") if _VALIDATION & set(parts) else ()
+    names = [name if name in apart else split for name, split in zip(parts, called, strict=True)]
     if len(set(names)) < len(names):
         raise DataError(
             "each split must have one dataset",
