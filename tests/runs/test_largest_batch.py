@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tfdist.errors import OptionError, SilentError
@@ -69,7 +71,9 @@ def test_a_batch_that_does_not_fit_ends_its_process_alone(model):
     assert found == max(fitting)
     assert 0 < found < min(ended) <= found + max(1, 0.06 * found)
     assert found < 800  # Each row takes a MB at least.
-    assert "out of memory" in ended.values()
+    # It says so, or the system ends it where a library asks for memory, or it falls silent.
+    told = re.compile("out of memory|ended with exit code 1[0-9]{2} |silence, first of rank 0")
+    assert all(told.search(why) for why in ended.values()), ended
 
 
 def test_room_is_a_whole_number(model):
