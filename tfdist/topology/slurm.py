@@ -71,10 +71,9 @@ def task(environ: Mapping[str, str]) -> tuple[int, tuple[str, ...]]:
 def has_own_gpus(environ: Mapping[str, str]) -> bool:
     """Whether Slurm shows each task only the GPUs that it was given for itself."""
     binding = environ.get("SLURM_GPU_BIND", "")
-    if any(kind in binding for kind in ("per_task", "single")):
-        return True
     # GPUs by task are bound unless told otherwise, in whatever way.
-    return "SLURM_GPUS_PER_TASK" in environ and "none" not in binding
+    by_task = "SLURM_GPUS_PER_TASK" in environ and "none" not in binding
+    return by_task or "per_task" in binding or "single" in binding
 
 
 def expand_hosts(text: str) -> list[str]:

@@ -62,6 +62,12 @@ def train(strategy: Any, model: Any, plain: Any, rows: int) -> float:
     return largest(found["loss"], expected["loss"])
 
 
+def check_equal(strategy: Any, make: Any, rows: int) -> None:
+    model, plain = both(strategy, make)
+    assert train(strategy, model, plain, rows) < 1e-6
+    assert largest(model.get_weights(), plain.get_weights()) < 1e-6
+
+
 @scenario
 def few_rows(strategy: Any, folder: Path) -> None:
     """One record, so fewer than microbatches, and a tail of one: in fit, evaluate, predict."""
@@ -91,9 +97,7 @@ def a_regularizer_counts_once_wherever_its_layer_is_called(strategy: Any, folder
         model.compile(keras.optimizers.SGD(0.05), loss)
         return model
 
-    model, plain = both(strategy, made)
-    assert train(strategy, model, plain, 21) < 1e-6
-    assert largest(model.get_weights(), plain.get_weights()) < 1e-6
+    check_equal(strategy, made, 21)
 
 
 @scenario
@@ -118,9 +122,7 @@ def losses_may_come_from_layers_alone(strategy: Any, folder: Path) -> None:
             model.compile(keras.optimizers.SGD(0.05))
             return model
 
-        model, plain = both(strategy, made)
-        assert train(strategy, model, plain, 21) < 1e-6
-        assert largest(model.get_weights(), plain.get_weights()) < 1e-6
+        check_equal(strategy, made, 21)
 
 
 @scenario
@@ -158,9 +160,7 @@ def a_loss_of_ones_own_may_be_called_by_its_name(strategy: Any, folder: Path) ->
         return model
 
     with keras.utils.custom_object_scope({"tfdist>own": own}):
-        model, plain = both(strategy, made)
-        assert train(strategy, model, plain, 9) < 1e-6
-        assert largest(model.get_weights(), plain.get_weights()) < 1e-6
+        check_equal(strategy, made, 9)
 
 
 @scenario

@@ -8,7 +8,6 @@ with their shards.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from tfdist.keras.optimizers import set_learning_rate
 from tfdist.strategies.parameter_server.refusals import refuse_on_shards
 from tfdist.training.engine.metrics import state_of
 from tfdist.training.layers import eager_variables
+from tfdist.training.layers.losses import unmoved_by_padding
 from tfdist.training.model.lookup_vocabularies import follow_variables, learned_words, take_words
 
 _Pair = tuple[tf.Variable, list[tf.Variable]]
@@ -73,7 +73,8 @@ class Twin:
         one_y = None if y is None else tf.nest.map_structure(_first_row, y)
         y_pred = None
         if can_be_called(model):
-            with _metrics_kept(model):  # Layers may tell theirs of each call.
+            # Layers may tell theirs of each call.
+            with unmoved_by_padding(lambda: state_of(model), tf.constant(False)):
                 y_pred = model(one_x, training=False)
             eager_variables.make_metrics(model, y_pred, one_y)
         eager_variables.make_slots(model)
@@ -143,17 +144,6 @@ def _first_row(tensor: Any) -> Any:
     if isinstance(tensor, tf.SparseTensor):
         return tf.sparse.slice(tensor, [0] * tensor.shape.rank, [1, *tensor.dense_shape[1:]])
     return tensor[:1]
-
-
-@contextlib.contextmanager
-def _metrics_kept(model: tf.keras.Model) -> Iterator[None]:
-    """Gives metrics back what they have counted; those that are made meanwhile begin anew."""
-    before = [(variable, variable.numpy()) for variable in state_of(model)]
-    yield
-    for metric in model.metrics:
-        metric.reset_state()
-    for variable, value in before:
-        variable.assign(value)
 
 
 def _paired(wholes: Sequence[Any], parts: Sequence[Any]) -> Iterator[_Pair]:

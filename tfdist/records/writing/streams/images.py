@@ -107,7 +107,7 @@ class StreamImages:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Pillow warns of huge images.
                 image = Image.open(io.BytesIO(value)) if is_file else value
-                # A label may be a photo, too: of these nothing is changed that can be seen.
+                # A label may be a photo, too: it has no palette, and grays of 8 bits or more.
                 is_mask = self._role == "label" and has_numbers(image)
                 header = (mask_header if is_mask else header_of)(image)
                 if isinstance(header, str):

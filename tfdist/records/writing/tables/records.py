@@ -138,7 +138,7 @@ def _with_orders(schema: Schema, table: Table, cells: Mapping[str, Cells]) -> Sc
         is_alone = feature.role == "input" and feature.columns == (feature.name,)
         if is_alone and cells[feature.name].kind == DATE and not isinstance(column, Cells):
             values = column.texts if isinstance(column, Written) else column.values
-            texts = (value for value in values if isinstance(value, str))
+            texts = {value for value in values if isinstance(value, str)}
             feature = replace(feature, day_first=is_day_first(texts))
         found.append(feature)
     return Schema(tuple(found))
