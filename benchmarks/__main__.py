@@ -6,6 +6,7 @@ import datetime
 import importlib
 import json
 import platform
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,16 @@ MODULES = (
     "step_options",
     "device_speeds",
     "offload",
-    "plan",
     "shard",
     "tables",
-    "first_step",
     "mesh",
     "pipeline",
     "federated",
     "tflite",
     "serve",
+    # Bytes, processor seconds, exit codes: what others' work hardly changes comes last.
+    "plan",
+    "first_step",
     "survival",
 )
 
@@ -62,19 +64,24 @@ def main(quick: bool, only: tuple[str, ...]) -> None:
     rows: list[dict[str, Any]] = []
     ratios: list[dict[str, Any]] = []
     own_tables: list[Table] = []
+    took: dict[str, int] = {}
     for name in only or MODULES:
         module = importlib.import_module(f"benchmarks.{name}")
+        begun = time.monotonic()
         with console.status(f"measuring: {name}"):
             if not quick:
                 machine.wait_until_quiet()
             found = module.run(quick=quick)
+        took[name] = round(time.monotonic() - begun)
+        console.print(f"{name}: {took[name]} s")
         rows += found
         if hasattr(module, "table"):
             own_tables.append(module.table(found))
         else:
             ratios += found
         # After each part, so that what breaks in one of them costs none of the others.
-        _write(path, {"machine": facts | {"load_after": machine.load()}, "rows": rows})
+        after = facts | {"load_after": machine.load(), "seconds": took}
+        _write(path, {"machine": after, "rows": rows})
     for table in ([_table(ratios)] if ratios else []) + own_tables:
         console.print(table)
     console.print(f"written to {path}", soft_wrap=True)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import resource
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,6 @@ from tfdist.strategies import REGISTRY, Spec
 
 _MODEL = f"{Path(__file__).parent / 'programs' / 'slow_model.py'}:model_fn"
 _STALL_TIMEOUT_S = 10
-_REPEATS = 3
 # Past the checkpoint of the first epoch, whose writing has a longer deadline.
 _INTO_EPOCH_S = 0.5
 _TIMEOUT_S = 300
@@ -60,11 +57,7 @@ def run(quick: bool = False) -> list[dict]:
             for fault, strike in FAULTS.items():
                 if strike is _kill_last and unbroken.rank == 0:
                     continue  # It is the first, too.
-                tries = [
-                    _measure(name, strike, shards, place / f"{fault}-{number}", unbroken)
-                    for number in range(1 if quick else _REPEATS)
-                ]
-                rows.append(_row(name, fault, tries))
+                rows.append(_measure(name, fault, shards, place / fault, unbroken))
         return rows
 
 
@@ -79,14 +72,6 @@ def table(rows: list[dict]) -> Table:
         cells = (row["strategy"], row["fault"], str(row["exit_code"]), seconds, equal)
         shown.add_row(*cells)
     return shown
-
-
-@dataclass
-class _Try:
-    exit_code: int
-    seconds: float | None
-    said: str
-    difference: float
 
 
 def _processes(spec: Spec, own: tuple[str, ...]) -> tuple[list[str], int]:
@@ -213,7 +198,10 @@ FAULTS: dict[str, Callable[[_Training], Callable[[], Any] | None]] = {
 }
 
 
-def _measure(name: str, strike: Callable, shards: Path, folder: Path, unbroken: _Training) -> _Try:
+def _measure(
+    name: str, fault: str, shards: Path, folder: Path, unbroken: _Training
+) -> dict[str, Any]:
+    strike = FAULTS[fault]
     training = _Training(name, shards, folder)
     training.start_into_second_epoch()
     begun = time.monotonic()
@@ -227,23 +215,15 @@ def _measure(name: str, strike: Callable, shards: Path, folder: Path, unbroken: 
     if code != 0:
         assert training.finish() == 0, training.said()
     difference = saved_weights.largest_difference(training.model, unbroken.model)
-    return _Try(code, seconds, said, difference)
-
-
-def _row(name: str, fault: str, tries: list[_Try]) -> dict:
     is_asynchronous = REGISTRY[TRAININGS[name][0]].is_asynchronous
-    seconds = [each.seconds for each in tries if each.seconds is not None]
-    difference = max(each.difference for each in tries)
     return {
         "strategy": name,
         "fault": fault,
-        "exit_code": tries[0].exit_code,
-        "exit_codes": [each.exit_code for each in tries],
-        "seconds": round(statistics.median(seconds), 2) if seconds else None,
-        "all_seconds": [round(each, 2) for each in seconds],
+        "exit_code": code,
+        "seconds": None if seconds is None else round(seconds, 2),
         "difference": difference,
         "weights_equal": None if is_asynchronous else difference <= _TOLERANCE,
-        "said": tries[0].said,
+        "said": said,
     }
 
 
