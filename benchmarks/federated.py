@@ -35,7 +35,7 @@ _OTHERS = {  # Their programs, and what these need.
     "Flower": ("flower", ("flwr[simulation]==1.8.0", "tensorflow-cpu==2.18.1", "tf-keras==2.18.0")),
     "pfl-research": ("pfl", ("pfl[tf]==0.6.0", "tensorflow-cpu==2.21.0", "tf-keras==2.21.0")),
 }
-_ROUNDS_OF_OTHERS = 6
+_ROUNDS_OF_OTHERS = 4
 
 
 def run(quick: bool = False) -> list[dict]:
@@ -73,7 +73,7 @@ class Work:
     cohort: int
     batch_size: int = 16
     blocks: Sequence[Any] = ((16,), (32,))
-    turns: int = 12
+    turns: int = 6
     rounds: int = 3
 
     def make_model(self) -> Any:
@@ -119,7 +119,7 @@ def _of_a_pool(name: str, sizes: np.ndarray, shape: tuple[int, ...], **options: 
         starts=starts,
         sizes=sizes,
         cohort=50,
-        turns=5,
+        turns=3,
         rounds=1,
         **options,
     )

@@ -27,9 +27,9 @@ def run(quick: bool = False) -> list[dict]:
     """Returns rows: baseline and ours in steps/s, and 1/s to the first step; ratio, target."""
     rows = _in_a_process("benchmarks.mesh", json.dumps(quick))
     for batch, model in _MESHES[1:2] if quick else ((1, 2), (2, 2)):
-        numbers = (str(number) for number in (batch, model, 2 if quick else 15))
+        numbers = (str(number) for number in (batch, model, 2 if quick else 9))
         rows.append(_in_a_process("benchmarks.programs.pair_dtensor", *numbers))
-    rows.append(_in_a_process("benchmarks.programs.floor_mesh", str(2 if quick else 15)))
+    rows.append(_in_a_process("benchmarks.programs.floor_mesh", str(2 if quick else 9)))
     return rows
 
 
@@ -58,7 +58,7 @@ def _measure(quick: bool) -> list[dict]:
         for batch, model in _MESHES[1:2] if quick else _MESHES:
             with tfdist.strategy("mesh", batch=batch, model=model) as strategy:
                 work = f"mesh {batch}x{model}, {name}"
-                rows += _compare(work, model_fn, strategy.build(model_fn), x, y, 3 if quick else 15)
+                rows += _compare(work, model_fn, strategy.build(model_fn), x, y, 3 if quick else 9)
     return rows
 
 

@@ -55,17 +55,13 @@ def run(quick: bool = False) -> list[dict]:
 
 
 def _floor(size: Size, quick: bool) -> dict[str, Any]:
-    """The row of plain TensorFlow, in milliseconds of a step: alone, and on two workers.
-
-    The parts in between, a step beside the other worker's server and the sum of gradients, stand
-    in the JSON.
-    """
+    """The row of plain TensorFlow, in milliseconds of a step: alone, and on two workers."""
     keeping = environ() | {"GLIBC_TUNABLES": _KEEPING_MEMORY}
     jobs = {
         mode: tf_cluster.job(
             command("floor_multi_worker", mode, size.steps), workers=WORKERS, environ=keeping
         )
-        for mode in ("alone", "beside", "sum", "whole")
+        for mode in ("alone", "whole")
     }
     found: dict[str, list[float]] = {mode: [] for mode in jobs}
     for _ in range(size.rounds):
@@ -83,7 +79,6 @@ def _floor(size: Size, quick: bool) -> dict[str, Any]:
         "ratio": round(statistics.median(ratios), 3),
         "target": None,
         "ratios": [round(ratio, 3) for ratio in ratios],
-        "parts": medians,
     }
 
 

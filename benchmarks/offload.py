@@ -28,7 +28,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
         work = f"{name}, {_DEPTH} layers of {_WIDTH}, {batch} rows"
         kept, ours = (_apart("bytes_there", options=given, rows=batch) for given in ({}, options))
         rows.append(row(f"MB on the accelerator, {work}", kept / 1e6, ours / 1e6, target))
-        times = _apart("seconds", options=options, rows=batch, steps=3 if quick else 15)
+        times = _apart("seconds", options=options, rows=batch, steps=3 if quick else 7)
         rows.append(row(f"seconds of that step, {work}", *times, None))
     return rows
 

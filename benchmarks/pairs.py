@@ -31,7 +31,7 @@ class Size(NamedTuple):
     pairs: int
 
 
-FULL, QUICK = Size(40, 4, 3, 8), Size(8, 2, 1, 1)
+FULL, QUICK = Size(20, 4, 3, 6), Size(8, 2, 1, 1)
 
 
 class Pair(NamedTuple):

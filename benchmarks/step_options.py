@@ -22,13 +22,13 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="tfdist-offload-") as folder:
         to_disk = {"offload": "activations", "offload_dir": folder}
         cases = (*cases, ("offload=activations to a disk", to_disk, 2.0))
-        rows = []
+        rows, kept = [], _peak_mb({}, quick)
         for name, options, target in cases:
-            kept, ours = (_peak_mb(given, quick) for given in ({}, options))
+            ours = _peak_mb(options, quick)
             rows.append(
                 row(f"peak memory of a step, {name}, {_DEPTH} layers", kept, ours, target),
             )
-            plain, ours = _seconds(options, steps=3 if quick else 15)
+            plain, ours = _seconds(options, steps=3 if quick else 7)
             rows.append(row(f"seconds of that step, {name}", plain, ours, None))
     for batch in (1, 2):
         kept, ours = (

@@ -18,7 +18,7 @@ _DENSE_MB_OF_A_ROW = 4 * 32 * 4 / 1e6
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
     size, rows = (QUICK, _QUICK_ROWS) if quick else (FULL, _ROWS)
-    size = size._replace(steps=size.steps // 4, pairs=(size.pairs + 1) // 3)
+    size = size._replace(steps=(size.steps + 2) // 3, pairs=(size.pairs + 1) // 3)
     found = []
     for name in ("single", "horovod"):
         for optimizer in ("adam", "sgd"):
