@@ -116,8 +116,27 @@ def test_each_score_counts_sample_weights():
     found = evaluation._binary(labels, scores, 0.5, weights)
     assert found["false_positive_rate"]["value"] == pytest.approx(0.9)
     assert found["confusion_matrix"]["0"] == {"0": 1, "1": 9}
-    only_ones = evaluation._binary(np.ones(2), np.ones(2), 0.5, None)
-    assert np.isnan(only_ones["false_positive_rate"]["value"])
+
+
+def test_what_one_class_does_not_tell_is_left_out(capsys):
+    known = evaluation._known(evaluation._binary(np.ones(2), np.ones(2), 0.5, None))
+    assert known["accuracy"]["value"] == 1
+    assert not {"false_positive_rate", "auc"} & set(known)
+    assert "false_positive_rate cannot be told of these records" in capsys.readouterr().out
+
+
+def test_a_model_that_gives_nan_is_refused(tmp_path):
+    x, y = RNG.normal(size=(NUM, 4)).astype(np.float32), RNG.integers(0, 3, NUM)
+    x[5, 0] = np.nan
+    model = model_of(3, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.raises(ModelError, match="found NaN for 1 of 60 records"):
+        evaluation.evaluate(*saved(tmp_path, model, x, y))
+
+
+def test_an_embedding_trained_on_classes_tells_none(tmp_path):
+    x, y = RNG.normal(size=(NUM, 4)).astype(np.float32), RNG.integers(0, 3, NUM)
+    with pytest.raises(ModelError, match="one class or one number a record"):
+        evaluation.evaluate(*saved(tmp_path, model_of(8, "mse"), x, y))
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["fractions", "whole numbers"])

@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.aws import job
-from tfdist.errors import DataError, DivergedError, LaunchError
+from tfdist.errors import DivergedError, LaunchError
 from tfdist.launch import events, programs
 from tfdist.launch.jobs import Where
 from tfdist.records.writing.writer import write
@@ -153,14 +153,6 @@ def test_the_model_may_be_built_by_the_data(fit, folder, tmp_path):
     found = kept_weights(fit(**_SETTINGS, model=f"{tmp_path / 'unbuilt.py'}:model_fn"))
     for weight in trained(folder, tmp_path / "run"):
         np.testing.assert_allclose(found[weight.shape], weight, atol=1e-6)
-
-
-def test_names_that_no_signature_can_have_are_told_before_the_training(fit, tmp_path, capfd):
-    columns = ({"sepal length": np.ones((60, 8), np.float32)}, np.arange(60) % 3)
-    write(columns, tmp_path / "data", split="train=4,validation=1")
-    with pytest.raises(DataError, match="must be called by letters"):
-        fit(tmp_path / "data", **_SETTINGS)
-    assert "epoch=" not in capfd.readouterr().out
 
 
 def kept_weights(model: Path) -> dict[tuple, np.ndarray]:

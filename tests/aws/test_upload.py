@@ -81,6 +81,17 @@ def test_a_second_upload_sends_what_is_missing_or_other(s3, folder):
     assert seen[-1][0] == seen[-1][1]
 
 
+def test_what_another_key_has_encrypted_is_sent_again(s3, folder):
+    first, second = (f"arn:aws:kms:us-east-1:1:key/{number}" for number in (1, 2))
+    sent = [
+        upload(folder, "bucket", "p", s3, kms_key=key).sent for key in (None, first, first, second)
+    ]
+    assert sent == [7, 7, 0, 7]
+    (head,) = {s3.head_object(Bucket="bucket", Key=key)["SSEKMSKeyId"] for key in keys(s3)}
+    assert head == second
+    assert upload(folder, "bucket", "p", s3).kept == 7
+
+
 def test_a_broken_upload_leaves_no_manifest(s3, folder, monkeypatch):
     real = s3.put_object
 

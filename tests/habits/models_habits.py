@@ -190,6 +190,26 @@ def the_only_loss_is_what_a_layer_adds(here: Here) -> Any:
 
 
 @habit()
+def the_only_losses_are_means_over_rows_in_a_list(here: Here) -> Any:
+    """Of which Keras trains on the sum."""
+
+    class Adds(layers.Layer):
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            self.add_loss(tf.reduce_mean(tf.square(x), 0))
+            return x
+
+    def model_fn() -> keras.Model:
+        inputs = keras.Input((5,))
+        model = keras.Model(inputs, Adds()(layers.Dense(3)(inputs)))
+        model.compile(keras.optimizers.SGD(0.05))
+        return model
+
+    model = here.build(model_fn)
+    model.fit(batched(rows()), epochs=2, verbose=0)
+    return model
+
+
+@habit()
 def a_loss_that_a_functional_model_adds(here: Here) -> Any:
     def model_fn() -> keras.Model:
         inputs = keras.Input((5,))

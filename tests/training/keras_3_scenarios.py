@@ -485,6 +485,14 @@ def trials_leave_no_trace_in_a_variable_of_a_layer(strategy, folder):
 def executions_of_several_steps(strategy, folder):
     check_exact(strategy, lambda: mlp(steps_per_execution=5))
     check_refused(strategy, lambda: mlp(steps_per_execution=2), "must divide the steps of an epoch")
+    one_device, model = (
+        mlp(steps_per_execution=2),
+        strategy.build(partial(mlp, steps_per_execution=2)),
+    )
+    model.set_weights(one_device.get_weights())
+    for _ in range(2):  # A batch is all that an execution finds.
+        expected = one_device.train_on_batch(X, Y)
+        assert model.train_on_batch(X, Y) == pytest.approx(expected, abs=1e-5)
 
 
 @scenario("mirrored", "horovod", long=True)
@@ -834,6 +842,22 @@ def averages_of_weights_end_the_last_epoch_alone(strategy, folder):
     assert_goes_on(
         strategy, folder / "swapped", partial(mlp, optimizer=optimizer), swaps, broken_at=0
     )
+
+    def fit(epochs: int, *more: Any) -> list[Any]:
+        keras.utils.set_random_seed(1)
+        model = strategy.build(partial(mlp, optimizer=optimizer))
+        feed = strategy.dataset((X, Y), global_batch_size=GLOBAL_BATCH_SIZE)
+        callbacks = [swaps(), *more]
+        model.fit(feed, epochs=epochs, callbacks=callbacks, verbose=0, check_rows=False)
+        return model.get_weights()
+
+    def kept() -> tfdist.Checkpoints:
+        return tfdist.Checkpoints(folder / "more", resume=True)
+
+    # One that has ended goes on from its weights, not from their averages.
+    for epochs in (2, 2, 4):
+        for one, other in zip(fit(epochs, kept()), fit(epochs), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 @scenario("single")

@@ -7,6 +7,7 @@ JSON has the form of SageMaker's model quality metrics, which the model registry
 from __future__ import annotations
 
 import json
+import math
 import os
 import tarfile
 import tempfile
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 ARCHIVE = "model.tar.gz"
 REPORT = "evaluation.json"
 _BATCH_SIZE = 256
+# What describes a model in model.json -> what the registry calls its metrics.
+_GROUPS = {
+    "binary": "binary_classification_metrics",
+    "multiclass": "multiclass_classification_metrics",
+    "regression": "regression_metrics",
+}
 # The form has a place for it; one evaluation knows none.
 _UNKNOWN = "NaN"
 
@@ -72,9 +79,11 @@ def evaluate(model_folder: Path, stored: Stored) -> dict[str, Any]:
     """Returns the metrics of the model in ``model_folder`` on all records of a split.
 
     Raises:
-        ModelError: the model does not give one class or one number a record.
+        ModelError: the model does not give one class or one number a record, or gives NaN.
         DataError: the shards cannot be read, or have no labels.
     """
+    import numpy as np
+
     about = json.loads((model_folder / "tfdist" / "model.json").read_text())
     if about["problem"] is None:
         raise ModelError(
@@ -83,21 +92,40 @@ def evaluate(model_folder: Path, stored: Stored) -> dict[str, Any]:
             mend="Evaluate it with a script of your own",
         )
     labels, outputs, weights = _predict(model_folder / "1", stored)
+    unknown = int(np.isnan(outputs).any(axis=-1).sum())
+    if unknown:
+        raise ModelError(
+            "a model to evaluate must give numbers",
+            received=f"NaN for {unknown:,} of {len(outputs):,} records",
+            mend="Train it with a lower learning rate, or look for NaN in the inputs",
+        )
     if about["problem"] == "regression":
-        return {"regression_metrics": _regression(labels, outputs[:, 0], weights)}
-    if about["problem"] == "binary":
-        scores = outputs[:, 0]
+        report = _regression(labels, outputs[:, 0], weights)
+    elif about["problem"] == "binary":
         threshold = 0.0 if about["from_logits"] else 0.5
-        return {"binary_classification_metrics": _binary(labels, scores, threshold, weights)}
-    guesses = outputs.argmax(axis=-1)
-    count = outputs.shape[-1]
-    return {"multiclass_classification_metrics": _multiclass(labels, guesses, count, weights)}
+        report = _binary(labels, outputs[:, 0], threshold, weights)
+    else:
+        report = _multiclass(labels, outputs.argmax(axis=-1), outputs.shape[-1], weights)
+    return {_GROUPS[about["problem"]]: _known(report)}
+
+
+def _known(report: dict[str, Any]) -> dict[str, Any]:
+    """Returns the metrics that the records tell; JSON has no number for the others."""
+    unknown = [name for name, each in report.items() if math.isnan(each.get("value", 0.0))]
+    if unknown:
+        print(
+            f"tfdist: warning: {', '.join(unknown)} cannot be told of these records, as of one "
+            "class alone: left out",
+            flush=True,
+        )
+    return {name: each for name, each in report.items() if name not in unknown}
 
 
 def _predict(model_folder: Path, stored: Stored) -> tuple[np.ndarray, np.ndarray, Any]:
     """Returns labels [n], outputs [n, k], and sample weights [n] or None."""
     import numpy as np
 
+    from tfdist.export.saved_model import signature_names
     from tfdist.records.format.manifest import load_manifest
     from tfdist.records.reading.reader import explain_read_error, open_records
 
@@ -105,7 +133,7 @@ def _predict(model_folder: Path, stored: Stored) -> tuple[np.ndarray, np.ndarray
     os.environ.setdefault(keras.VARIABLE, keras.KERAS_3[0])
     tf = import_tensorflow()
     records = open_records(stored)
-    (name, *more) = (f.name for f in load_manifest(stored.manifest).schema.of_role("input"))
+    names = signature_names(load_manifest(stored.manifest).schema)
     if len(records.element_spec) < 2:
         raise DataError(
             "data to evaluate on must have labels",
@@ -118,7 +146,8 @@ def _predict(model_folder: Path, stored: Stored) -> tuple[np.ndarray, np.ndarray
     batches = records.batches(0, records.num_records, _BATCH_SIZE, shuffle=False, seed=0, epoch=0)
     try:
         for x, y, *weight in batches:
-            answers = ask(**(x if more else {name: x}))
+            given = x if len(names) > 1 else dict.fromkeys(names, x)
+            answers = ask(**{names[name]: tensor for name, tensor in given.items()})
             if len(answers) != 1:
                 raise ModelError(
                     "a model to evaluate must have one output",

@@ -267,7 +267,7 @@ def fit(
     sources = {name: source for name, source in found.items() if source}
     config = _config(options, container, sources)
     fitting = Fitting(strategy, config, sources)
-    _check_can_be_served(fitting.model, container)
+    _check_can_be_served(fitting.model)
     is_chief = strategy.topology.is_chief
     checkpoints = kept_rows = None
     if options.checkpoint_dir:
@@ -364,14 +364,11 @@ def _seconds_left(max_run_s: int) -> float:
     return begun + max_run_s - min(_LAST_CALL_S, max_run_s / 20) - time.time()
 
 
-def _check_can_be_served(model: Any, container: Container) -> None:
+def _check_can_be_served(model: Any) -> None:
     """Raises:
-    ModelError, DataError: what a job keeps cannot be made of ``model``, or for its data; not
-        after hours of training.
+    ModelError: what a job keeps cannot be made of ``model``; not after hours of training.
     """
-    from tfdist.export.saved_model import check_names
     from tfdist.keras.layers import can_be_called
-    from tfdist.records.format.manifest import load_manifest
 
     if not can_be_called(model):
         raise ModelError(
@@ -379,7 +376,6 @@ def _check_can_be_served(model: Any, container: Container) -> None:
             received=f"{type(model).__name__}, whose class has none",
             mend="Write call(self, inputs) in the class: what an endpoint is to answer",
         )
-    check_names(load_manifest(container.manifest_folder).schema)
 
 
 def _config(

@@ -33,6 +33,8 @@ _SERVING_FILES = {
 
 # Keras' losses, beside those of logits, of outputs that are on both sides of 0.
 _AROUND_0 = ("hinge", "squared_hinge")
+# Keras' loss of outputs that are one for each class, whose labels are numbers of classes.
+_OF_CLASSES = "sparse_categorical_crossentropy"
 
 
 def plain(model_fn: Any, weights: list[np.ndarray], feed: TrainingData) -> tf.keras.Model:
@@ -67,6 +69,9 @@ def describe(model: tf.keras.Model, manifest: Manifest) -> dict[str, Any]:
     from tfdist.export.saved_model import from_tensors
     from tfdist.keras.losses import compiled_losses, function_of
 
+    # As compiled: a user may have given one loss in a list or by the name of its output.
+    losses = tf.nest.flatten(compiled_losses(model))
+    names = {getattr(function_of(loss), "__name__", None) for loss in losses}
     schema = manifest.schema
     label = schema.class_label
     labels = schema.of_role("label")
@@ -75,22 +80,28 @@ def describe(model: tf.keras.Model, manifest: Manifest) -> dict[str, Any]:
     problem = None
     if isinstance(shape, tf.TensorShape) and shape.rank == 2 and shape[-1] is not None:
         if label is not None and shape[-1] > 1:
-            problem = "multiclass"
+            # A model may have been trained on classes to tell something else, as an embedding.
+            tells_classes = _OF_CLASSES in names or shape[-1] == _num_classes(label, manifest)
+            problem = "multiclass" if tells_classes else None
         elif label is not None and _are_two(label, manifest):
             problem = "binary"
         elif len(labels) == 1 and set(labels[0].read_shape) <= {1}:
             problem = "regression" if shape[-1] == 1 else None
-    # As compiled: a user may have given one loss in a list or by the name of its output.
-    losses = tf.nest.flatten(compiled_losses(model))
     return {
         "problem": problem,
-        "from_logits": any(
-            getattr(loss, "from_logits", False)
-            or getattr(function_of(loss), "__name__", None) in _AROUND_0
-            for loss in losses
-        ),
+        "from_logits": any(getattr(loss, "from_logits", False) for loss in losses)
+        or not names.isdisjoint(_AROUND_0),
         "classes": None if label is None or label.classes is None else list(label.classes),
     }
+
+
+def _num_classes(label: Feature, manifest: Manifest) -> int | None:
+    """Returns how many classes there are, or ids up to the largest one; None where unknown."""
+    if label.classes is not None:
+        return len(label.classes)
+    counts = [split.class_counts for split in manifest.splits.values()]
+    ids = [number for of_split in counts if of_split for number in of_split]
+    return max(ids) + 1 if ids and None not in counts else None
 
 
 def _are_two(label: Feature, manifest: Manifest) -> bool:

@@ -17,6 +17,8 @@ from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 
 # S3 takes no more in one request; larger files go in parts, each with a checksum of its own.
 _ONE_REQUEST_BYTES = 5 << 30
+# In an object's metadata: the key that it is encrypted by, as it was given.
+_KEY = "kms-key"
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ def upload(
     Args:
         prefix: the shards of split s become ``prefix/s/...``, the manifest ``prefix/manifest/...``.
         client: boto3's for S3.
-        kms_key: encrypts them; None for the bucket's own.
+        kms_key: encrypts them; None for the bucket's own. What another key has encrypted is sent
+            again.
         progress: called with (bytes done, bytes in all).
 
     Raises:
@@ -105,7 +108,7 @@ def upload(
                     mend="Copy it there, or write the data again with `tfdist shard`",
                 )
             size = path.stat().st_size
-            if _is_there(client, bucket, key, size, checksums[file]):
+            if _is_there(client, bucket, key, size, checksums[file], kms_key):
                 kept += 1
             else:
                 _send(client, bucket, key, path, checksums[file], encryption(kms_key))
@@ -140,7 +143,9 @@ def _refuse_foreign(
                     )
 
 
-def _is_there(client: Any, bucket: str, key: str, size: int, checksum: str) -> bool:
+def _is_there(
+    client: Any, bucket: str, key: str, size: int, checksum: str, kms_key: str | None
+) -> bool:
     import botocore.exceptions
 
     try:
@@ -149,7 +154,11 @@ def _is_there(client: Any, bucket: str, key: str, size: int, checksum: str) -> b
         if error.response["Error"]["Code"] in ("404", "NoSuchKey", "NotFound"):
             return False
         raise
-    return head["ContentLength"] == size and head["Metadata"].get("crc32c") == checksum
+    if head["ContentLength"] != size or head["Metadata"].get("crc32c") != checksum:
+        return False
+    # S3 tells the ARN of a key, whose id or alias may have been given.
+    known = head["Metadata"].get(_KEY), head.get("SSEKMSKeyId")
+    return kms_key is None or kms_key in known
 
 
 def _send(
@@ -162,7 +171,8 @@ def _send(
             received=found,
             mend=f"See all faults with `tfdist inspect {path.parent} --check`",
         )
-    more = {**more, "Metadata": {"crc32c": checksum}}
+    given = {_KEY: more["SSEKMSKeyId"]} if more else {}
+    more = {**more, "Metadata": {"crc32c": checksum, **given}}
     if path.stat().st_size > _ONE_REQUEST_BYTES:
         client.upload_file(str(path), bucket, key, ExtraArgs=more)
         return

@@ -17,7 +17,7 @@ import numpy as np
 from tfdist.errors import DataError, ExportError, OptionError, cannot_write
 from tfdist.export.models import PlainModel, open_model
 from tfdist.export.samples import Rows, open_samples
-from tfdist.export.saved_model import write
+from tfdist.export.saved_model import signature_names, write
 from tfdist.export.warmup import WARMUP, read_warmup, write_warmup
 from tfdist.records.buckets.cache import local_shards
 from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
@@ -169,9 +169,10 @@ def _schema(data: str | os.PathLike) -> Schema:
 
 def _requests(schema: Schema, rows: Rows) -> list[dict[str, np.ndarray]]:
     """Returns the rows as requests of the signature, each row once."""
-    names = [feature.name for feature in schema.of_role("input")]
+    names = signature_names(schema)
     # A model with one input need not call it as the records do.
-    columns = {names[0]: next(iter(rows.x.values()))} if len(names) == 1 else rows.x
+    given = rows.x if len(names) > 1 else dict(zip(names, rows.x.values(), strict=True))
+    columns = {names[name]: column for name, column in given.items()}
     ends = np.minimum(np.cumsum(_ROWS), len(rows))
     begins = [0, *ends[:-1]]
     return [

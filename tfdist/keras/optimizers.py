@@ -234,15 +234,45 @@ def finalize(model: tf.keras.Model) -> None:
         model.optimizer.finalize_variable_values(model.trainable_variables)
 
 
+def never_at_last_epoch(callbacks: Sequence[Any], params: dict[str, Any]) -> None:
+    """Has those that exchange weights and averages give up the weights at no epoch's end, where a
+    checkpoint is to have both: see ``keep_averages``.
+
+    Args:
+        params: of all callbacks.
+    """
+    for callback in callbacks:
+        if isinstance(callback, tuple(EXCHANGES)):
+            callback.set_params(params | {"epochs": 0})
+
+
+def keep_averages(callbacks: Sequence[Any]) -> None:
+    """Has averages that callbacks have put in the place of weights stay there, when a fit has
+    trained all epochs: as their end of the last one does, for ``finalize`` to find them."""
+    for callback in callbacks:
+        if isinstance(callback, tuple(EXCHANGES)) and callback.swap_on_epoch:
+            callback._finalize_ema_values()
+
+
 @contextlib.contextmanager
-def finalized_if(ends: Callable[[], bool], optimizer: Any) -> Iterator[None]:
-    """Encloses a call of Keras' fit: weights become their averages where a training ``ends``."""
+def ended_by(ends: Callable[[], bool], optimizer: Any, end: Callable[[], None]) -> Iterator[None]:
+    """Encloses a call of Keras' fit: weights become their averages where a training ``ends``.
+
+    Args:
+        end: called before they do.
+    """
     name = "finalize_variable_values"
     finalize, own = getattr(optimizer, name, None), vars(optimizer).get(name)
     if finalize is None:  # Legacy optimizers have no averages.
         yield
         return
-    setattr(optimizer, name, lambda weights: finalize(weights) if ends() else None)
+
+    def finalize_if(weights: Any) -> None:
+        if ends():
+            end()
+            finalize(weights)
+
+    setattr(optimizer, name, finalize_if)
     try:
         yield
     finally:

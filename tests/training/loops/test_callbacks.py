@@ -9,6 +9,7 @@ import tensorflow as tf
 import tfdist
 from tfdist.errors import ModelError
 from tfdist.strategies.single import Alone
+from tfdist.training.checkpoints import callback_state
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.elastic_collective import ElasticCollective
 from tfdist.training.loops.callbacks import JobCallbacks, OfTheChief, for_process
@@ -57,6 +58,36 @@ def test_the_best_model_is_known_on_all_ranks_of_an_elastic_job(monkeypatch, tmp
     found = for_process(given, ElasticCollective.__new__(ElasticCollective))
     assert found[0] is best
     assert all(isinstance(each, OfTheChief) for each in found[1:])
+
+
+def test_a_new_chief_knows_the_best_of_the_one_before(tmp_path):
+    """A ModelCheckpoint of a class of one's own runs on the chief alone."""
+    saved = []
+
+    class Uploads(keras.callbacks.ModelCheckpoint):
+        def on_epoch_end(self, epoch, logs=None):
+            before = self.best
+            super().on_epoch_end(epoch, logs)
+            saved.append(self.best != before)
+
+    class Ranks:
+        is_chief = False
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.save = lambda *args, **options: None  # As on a rank that is not the chief.
+    ranks, best = Ranks(), Uploads(str(tmp_path / "best.keras"), "loss", save_best_only=True)
+    rank = OfTheChief(best, ranks)
+    rank.set_model(model)
+    for epoch, loss in enumerate((0.5, 0.2)):
+        rank.on_epoch_end(epoch, {"loss": loss})
+    assert saved == []
+    other = Uploads(str(tmp_path / "best.keras"), "loss", save_best_only=True)
+    callback_state.restore([OfTheChief(other, ranks)], callback_state.written([rank]))
+    assert other.best == best.best == 0.2
+    ranks.is_chief = True
+    for epoch, loss in enumerate((0.3, 0.1)):
+        rank.on_epoch_end(epoch, {"loss": loss})
+    assert saved == [False, True]
 
 
 def test_a_fit_validates_on_what_it_is_given():

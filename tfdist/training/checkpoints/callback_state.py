@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import CheckpointError
-from tfdist.keras.optimizers import EXCHANGES, finalize
+from tfdist.keras.optimizers import EXCHANGES, finalize, keep_averages
 from tfdist.training.checkpoints.best_model import BestModel
 from tfdist.training.checkpoints.growing_batch import GrowingBatch, growing_among
 
@@ -68,12 +68,17 @@ def restore(callbacks: Sequence[Any], state: bytes) -> None:
                 setattr(callback, attribute, values)
 
 
-def leave_as_ended(callbacks: Sequence[Any], model: tf.keras.Model) -> None:
+def leave_as_ended(callbacks: Sequence[Any], model: tf.keras.Model, *, is_whole: bool) -> None:
     """Makes ``model`` what a fit that is over leaves, where nothing is left to train.
 
     Weights become their averages when a fit ends, and EarlyStopping puts the best ones back: after
     its last checkpoint.
+
+    Args:
+        is_whole: whether it had all its epochs.
     """
+    if is_whole:
+        keep_averages(callbacks)
     finalize(model)
     for callback in callbacks:
         if isinstance(callback, tf.keras.callbacks.EarlyStopping):
@@ -146,7 +151,8 @@ def _opened(state: bytes) -> Any:
 def _places(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any, str]]:
     """Gives (key, callback, attribute); the key counts the callbacks of a class."""
     for kind, attributes in _REMEMBERED.items():
-        those = [c for c in callbacks if isinstance(c, kind)]
+        every = (getattr(c, "of_the_chief", c) for c in callbacks)  # See ``OfTheChief``.
+        those = [c for c in every if isinstance(c, kind)]
         if kind is GrowingBatch:
             those = [c for c in those if c.grows]
         for number, callback in enumerate(those):

@@ -342,11 +342,16 @@ class Checkpoints(tf.keras.callbacks.Callback):
         """Whether a callback that is there again ended the training that is resumed."""
         return callback_state.has_stopped(self._others, self.start.callbacks)
 
-    def leave_as_ended(self) -> None:
-        """Makes the model what the fit that is resumed left, where that was over."""
+    def leave_as_ended(self, epochs: int) -> None:
+        """Makes the model what the fit that is resumed left, where that was over.
+
+        Args:
+            epochs: that it is to have.
+        """
         if self.start.callbacks:
             callback_state.restore_begun(self._others, self.start.callbacks)
-            callback_state.leave_as_ended(self._others, self.model)
+            is_whole = self.start.position.epoch >= epochs
+            callback_state.leave_as_ended(self._others, self.model, is_whole=is_whole)
 
     def go_on_at(self, position: Position) -> None:
         """Tells where the next call of Keras' fit begins, in an epoch that may have begun."""

@@ -172,7 +172,8 @@ class Survival:
                     elif len(self._notes.epochs) > len(self._history.epoch):
                         self.take_rates()  # Others were told of an end that this one was not.
                 if self._last.is_over:
-                    callback_state.leave_as_ended(self._callbacks, self._model)
+                    is_whole = self._last.start.position.epoch >= self._epochs
+                    callback_state.leave_as_ended(self._callbacks, self._model, is_whole=is_whole)
                 else:
                     train(start)
                 self._keep()

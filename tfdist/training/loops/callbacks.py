@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import OptionError
-from tfdist.keras.optimizers import EXCHANGES
+from tfdist.keras.optimizers import EXCHANGES, keep_averages, never_at_last_epoch
 from tfdist.keras.settings import WRITES_WHERE_TOLD
 from tfdist.training.checkpoints.checkpoint import keepers_among
 from tfdist.training.checkpoints.survival import Survival
@@ -155,21 +155,25 @@ def infinite_losses(logs: dict[str, Any]) -> list[str]:
 
 
 class OfTheChief(tf.keras.callbacks.Callback):
-    """Runs a callback on the chief alone; on a new one from where the old one was lost."""
+    """Runs a callback on the chief alone; on a new one from where the old one was lost.
+
+    Attributes:
+        of_the_chief: the callback.
+    """
 
     def __init__(self, callback: tf.keras.callbacks.Callback, collective: Collective):
         super().__init__()
-        self._callback = callback
+        self.of_the_chief = callback
         self._collective = collective
         self._has_begun = False
         self._goes_on = False
         self._epoch: int | None = None
 
     def set_params(self, params: dict) -> None:
-        self._callback.set_params(params)
+        self.of_the_chief.set_params(params)
 
     def set_model(self, model: tf.keras.Model) -> None:
-        self._callback.set_model(model)
+        self.of_the_chief.set_model(model)
 
     def join(self) -> None:
         """Has it go on, on this process, with what another one has begun."""
@@ -178,56 +182,59 @@ class OfTheChief(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs: dict | None = None) -> None:
         if self._collective.is_chief and not self._goes_on:
             self._has_begun = True
-            self._callback.on_train_begin(logs)
+            self.of_the_chief.on_train_begin(logs)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._epoch = epoch
         if self._is_on():
-            self._callback.on_epoch_begin(epoch, logs)
+            self.of_the_chief.on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if self._is_on():
-            self._callback.on_epoch_end(epoch, logs)
+            self.of_the_chief.on_epoch_end(epoch, logs)
+        elif isinstance(self.of_the_chief, tf.keras.callbacks.ModelCheckpoint):
+            # Its best, for when this process becomes the chief: until then it writes no files.
+            tf.keras.callbacks.ModelCheckpoint.on_epoch_end(self.of_the_chief, epoch, logs)
         self._epoch = None
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         if self._is_on():
-            self._callback.on_train_batch_begin(batch, logs)
+            self.of_the_chief.on_train_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         if self._is_on():
-            self._callback.on_train_batch_end(batch, logs)
+            self.of_the_chief.on_train_batch_end(batch, logs)
 
     def on_test_begin(self, logs: dict | None = None) -> None:
         if self._is_on():
-            self._callback.on_test_begin(logs)
+            self.of_the_chief.on_test_begin(logs)
 
     def on_test_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         if self._is_on():
-            self._callback.on_test_batch_begin(batch, logs)
+            self.of_the_chief.on_test_batch_begin(batch, logs)
 
     def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
         if self._is_on():
-            self._callback.on_test_batch_end(batch, logs)
+            self.of_the_chief.on_test_batch_end(batch, logs)
 
     def on_test_end(self, logs: dict | None = None) -> None:
         if self._is_on():
-            self._callback.on_test_end(logs)
+            self.of_the_chief.on_test_end(logs)
 
     def on_train_end(self, logs: dict | None = None) -> None:
         if self._is_on():
-            self._callback.on_train_end(logs)
+            self.of_the_chief.on_train_end(logs)
 
     def _is_on(self) -> bool:
         if not self._collective.is_chief:
             return False
         if not self._has_begun:
             self._has_begun = True
-            if isinstance(self._callback, tf.keras.callbacks.CSVLogger):
-                self._callback.append = True  # After the rows of the chief before.
-            self._callback.on_train_begin()
+            if isinstance(self.of_the_chief, tf.keras.callbacks.CSVLogger):
+                self.of_the_chief.append = True  # After the rows of the chief before.
+            self.of_the_chief.on_train_begin()
             if self._epoch is not None:
-                self._callback.on_epoch_begin(self._epoch)
+                self.of_the_chief.on_epoch_begin(self._epoch)
         return True
 
 
@@ -266,6 +273,15 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
     def ends(self) -> bool:
         """Whether the training ends with the present call of Keras' fit."""
         return self._is_last_fit or self.model.stop_training
+
+    def end(self) -> None:
+        """Does what an end of the last epoch leaves for after its checkpoint."""
+        if self._epoch_ended is not None and self._epoch_ended + 1 >= self.params["epochs"]:
+            keep_averages(self.callbacks)
+
+    def set_params(self, params: dict) -> None:
+        super().set_params(params)
+        never_at_last_epoch(self.callbacks, params)
 
     def go_on_with(self, survival: Survival) -> None:
         """Has it told of each step and epoch, after all callbacks."""

@@ -164,6 +164,7 @@ class Runs:
     ) -> tf.keras.callbacks.History:
         model = self._model
         check_own_fit(model)
+        keras.steps.check_executions(model, feed.steps_per_epoch)
         if not self._binding.takes_body:
             check_labels(model, feed.records.element_spec)
         feed = self._membership.present(feed.weighted_by_class(class_weight))
@@ -212,7 +213,7 @@ class Runs:
                 if not self._binding.takes_body:
                     eager_variables.make_known_metrics(model, feed.records.element_spec)
                 keras.steps.forget_last_fit(model)
-                with keras.optimizers.finalized_if(chain.ends, model.optimizer):
+                with keras.optimizers.ended_by(chain.ends, model.optimizer, chain.end):
                     self._keras_fit(
                         batches,
                         epochs=last,
@@ -231,7 +232,7 @@ class Runs:
                 next_epoch = epochs
             if next_epoch >= epochs:
                 for keeper in keepers_among(callbacks):
-                    keeper.leave_as_ended()
+                    keeper.leave_as_ended(epochs)
             with self._reader.steps(*feeds) as watch:
                 chain.watch_with(watch)
                 if start.position.step and next_epoch < epochs:

@@ -73,7 +73,6 @@ class Preparation:
     def prepare(self, feed: Feed, callbacks: Any, begun_at: Start | None = None) -> Start:
         """Returns the first step; ``begun_at``: that of a fit which others are in the middle of."""
         model = self._model
-        keras.steps.check_executions(model, feed.steps_per_epoch)
         if self._check is not None:
             self._check(model)
         if self._is_untried():

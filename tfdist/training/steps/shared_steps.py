@@ -114,7 +114,7 @@ class SharedSteps:
             x, y, y_pred, sample_weight = _true_rows(share[0], batch[0], batch[1], y_pred, batch[2])
             loss = self._loss(x, y, y_pred, sample_weight, share, counted)
             keras.losses.show_loss(self._model, loss, share[0])
-            loss = self._weigh(loss, share)
+            loss = self._weigh(loss, share, batch[0])
         turned = offload.count()
         gradients = keras.optimizers.gradients_of(optimizer, loss, variables, tape)
         if self._activations is not None:
@@ -230,13 +230,16 @@ class SharedSteps:
         masks, _ = loss_masks.found(model, y, y_pred)
         return loss_masks.counted(masks, y_pred, self._collective.sum)
 
-    def _weigh(self, loss: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    def _weigh(self, loss: tf.Tensor, share: tf.Tensor, x: Any) -> tf.Tensor:
         """Scales a loss to this microbatch's part of the global batch.
 
-        What a layer adds may be a number for each row, of which Keras trains on the sum.
+        What a layer adds may be a number for each row, of which Keras trains on the sum, or
+        several means over rows.
         """
         loss = in_full(loss)
-        part = losses.part_of(share) if loss.shape.rank == 0 else share[0] > 0
+        rows = tf.nest.flatten(x)[0].shape[0]
+        is_by_row = loss.shape.rank != 0 and loss.shape[0] in (None, rows)
+        part = share[0] > 0 if is_by_row else losses.part_of(share)
         return loss * tf.cast(part, loss.dtype) * losses.uncounted(self._collective)
 
 
