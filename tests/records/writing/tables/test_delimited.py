@@ -49,6 +49,16 @@ def test_the_separator_is_the_one_that_most_rows_agree_on(tmp_path):
     assert table.columns["b"].decimal_comma
 
 
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_header_among_the_rows_is_told(tmp_path, quote):
+    header = f"{quote}word{quote},{quote}means{quote}"
+    table = read(tmp_path, f"{header}\r\nred,rot\r\n{header}\r\nword,wort\r\n")
+    assert texts(table) == {"word": ["red", "word"], "means": ["rot", "wort"]}
+    assert [(bad.line, bad.what) for bad in table.bad] == [(3, "the header")]
+    # A column alone may have its name for a word.
+    assert texts(read(tmp_path, "word\nred\nword\n")) == {"word": ["red", "word"]}
+
+
 def test_a_tsv_may_hold_commas(tmp_path):
     table = read(tmp_path, "a,b\tc\n1,2\t3\n", "t.tsv")
     assert (texts(table), table.notes) == ({"a,b": ["1,2"], "c": ["3"]}, ())

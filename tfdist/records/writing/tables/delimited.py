@@ -24,6 +24,8 @@ _ROWS_LOOKED_AT = 200
 _START = 1 << 20
 # What Excel writes above the header.
 _SAID = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)
+# A line below the first one.
+_AGAIN = r"\n{}(?=\r?\n|\Z)"
 # A text may be longer than the 131,072 letters that the csv module takes.
 _LONGEST_VALUE = (1 << 31) - 1
 
@@ -58,16 +60,21 @@ def _read(
     bad: list[Complaint] = []
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
     try:
-        header = _check_header(path, next(reader, []))
+        first = next(reader, [])
+        header = _check_header(path, first)
         width = len(header)
         notes = (*notes, *_notes_of_header(path, header))
-        plain = parse_plain(text, separator, width)
+        # As where files were joined; a column of words may have its own name among them.
+        is_repeated = width > 1 and re.search(_AGAIN.format(re.escape(_first_line(text))), text)
+        plain = None if is_repeated else parse_plain(text, separator, width)
         for row in reader if plain is None else ():
-            if len(row) == width:
+            line = reader.line_num + lines_before
+            if is_repeated and row == first:
+                bad.append(Complaint(line, "the header", "have values, not the header again"))
+            elif len(row) == width:
                 rows.append(row)
-                lines.append(reader.line_num + lines_before)
+                lines.append(line)
             elif row:
-                line = reader.line_num + lines_before
                 bad.append(Complaint(line, str(len(row)), f"have {width} values"))
     except csv.Error as error:
         name = _SEPARATORS.get(separator, repr(separator))
@@ -99,6 +106,10 @@ def _read(
         bad=tuple(bad),
         notes=notes,
     )
+
+
+def _first_line(text: str) -> str:
+    return text.split("\n", 1)[0].rstrip("\r")
 
 
 def _refuse_comments(path: Path, kind: str, text: str) -> None:
