@@ -15,7 +15,7 @@ from tfdist.errors import DataError, TfdistError
 from tfdist.records.format.frame_reader import read_pipe
 from tfdist.records.format.manifest import Manifest, SplitInfo
 from tfdist.records.reading.shard_source import ShardSource
-from tfdist.records.reading.source import buffer_records, shuffled_by
+from tfdist.records.reading.source import shuffled_by
 
 # Records that cross from Python into tf.data at once: one at a time would cost more than the step.
 _BLOCK_RECORDS = 512
@@ -90,17 +90,13 @@ class PipeSource(ShardSource):
         blocks = tf.data.Dataset.from_generator(
             lambda: self._blocks(start, stop), output_signature=tf.TensorSpec([None], tf.string)
         )
-        records = blocks.unbatch()
-        if order is not None:
-            records = shuffled_by(records, order, buffer_records(self._stored_bytes, stop - start))
+        records = shuffled_by(blocks.unbatch(), order, self._stored_bytes, stop - start)
         return records.skip(skip_records)
 
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
         """As of ``_serialized``: shards come in their own order."""
         numbers = tf.data.Dataset.range(start, stop)
-        if order is None:
-            return numbers
-        return shuffled_by(numbers, order, buffer_records(self._stored_bytes, stop - start))
+        return shuffled_by(numbers, order, self._stored_bytes, stop - start)
 
     def _blocks(self, start: int, stop: int) -> Iterator[np.ndarray]:
         if (start, stop) == (0, 1) and self._first is not None:

@@ -30,7 +30,7 @@ from tfdist.records.reading.images import check_one_size
 from tfdist.records.reading.numbered import NumberedRecords
 from tfdist.records.reading.padding import entry_counts
 from tfdist.records.reading.parsing import parsed_values
-from tfdist.records.reading.source import OrderedRecords, buffer_records, shuffled_by
+from tfdist.records.reading.source import OrderedRecords, shuffled_by
 
 _READ_BUFFER_BYTES = 1 << 20
 # Read at once where records are read by their numbers: more would only make the first batch wait.
@@ -173,7 +173,7 @@ class ShardSource(OrderedRecords):
 
     def _shuffled(self, start: int, stop: int, order: tf.Tensor) -> tf.data.Dataset:
         records = self._in_shuffled_shards(self._ranges(start, stop), order, self._read)
-        return shuffled_by(records, order, buffer_records(self._stored_bytes, stop - start))
+        return shuffled_by(records, order, self._stored_bytes, stop - start)
 
     def _in_order(self, start: int, stop: int, skip_records: Any) -> tf.data.Dataset:
         numbers, firsts, counts = _columns(self._ranges(start, stop))
@@ -267,7 +267,7 @@ class ShardSource(OrderedRecords):
         ranges = self._ranges(start, stop)
         # One after the other is the same order, and ten times as fast where nothing is read.
         numbers = self._in_shuffled_shards(ranges, order, of_shard, in_parallel=False)
-        return shuffled_by(numbers, order, buffer_records(self._stored_bytes, stop - start))
+        return shuffled_by(numbers, order, self._stored_bytes, stop - start)
 
     def _ranges(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """Returns (shard, first record in it, number of records) of the shards that are needed."""

@@ -316,20 +316,15 @@ class DatasetSource(OrderedRecords):
         if self._draws:
             whole = part
             part = tf.data.Dataset.range(1).flat_map(lambda _: begun_anew(whole, total))
-        if order is None or elements.is_in_memory:
-            return elements.mapped(self._shuffled(part, order, total).skip(skip_records)), as_it_is
         # What the maps read may be much larger than a record: too much for the buffer.
-        return self._shuffled(elements.mapped(part), order, total).skip(skip_records), as_it_is
+        are_mapped_first = order is not None and not elements.is_in_memory
+        records = elements.mapped(part) if are_mapped_first else part
+        records = shuffled_by(records, order, self.record_bytes, total).skip(skip_records)
+        return records if are_mapped_first else elements.mapped(records), as_it_is
 
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
-        return self._shuffled(tf.data.Dataset.range(start, stop), order, stop - start)
-
-    def _shuffled(
-        self, records: tf.data.Dataset, order: tf.Tensor | None, total: int
-    ) -> tf.data.Dataset:
-        if order is None:
-            return records
-        return shuffled_by(records, order, buffer_records(self.record_bytes, total))
+        numbers = tf.data.Dataset.range(start, stop)
+        return shuffled_by(numbers, order, self.record_bytes, stop - start)
 
 
 def _first_records(dataset: tf.data.Dataset) -> str:
@@ -373,12 +368,13 @@ def _count(dataset: tf.data.Dataset) -> int:
     return cardinality
 
 
-def buffer_records(record_bytes: int | None, num_records: int) -> int:
-    return max(1, min(num_records, _SHUFFLE_BUFFER_BYTES // max(1, record_bytes or 4096)))
-
-
-def shuffled_by(records: tf.data.Dataset, order: tf.Tensor, buffer_records: int) -> tf.data.Dataset:
-    """Shuffles by ``order`` alone."""
+def shuffled_by(
+    records: tf.data.Dataset, order: tf.Tensor | None, record_bytes: int | None, num_records: int
+) -> tf.data.Dataset:
+    """Shuffles by ``order`` alone, in a buffer of as many records as fit into it; None does not."""
+    if order is None:
+        return records
+    held = max(1, min(num_records, _SHUFFLE_BUFFER_BYTES // max(1, record_bytes or 4096)))
     seed = tf.random.stateless_uniform((), order, maxval=2**31 - 1, dtype=tf.int64)
 
     def shuffled(seed: tf.Tensor) -> tf.data.Dataset:
@@ -386,6 +382,6 @@ def shuffled_by(records: tf.data.Dataset, order: tf.Tensor, buffer_records: int)
         # the function's, so fixing its seed leaves the user's tf.random.set_seed alone, and
         # independent of it.
         tf.random.set_seed(1)
-        return records.shuffle(buffer_records, seed=seed, reshuffle_each_iteration=False)
+        return records.shuffle(held, seed=seed, reshuffle_each_iteration=False)
 
     return tf.data.Dataset.from_tensors(seed).flat_map(shuffled)
