@@ -182,7 +182,7 @@ class Records:
         if padding is not None:
             if padding.buckets is not None:
                 source.check_can_choose()
-            lengths = self._read_now(source.lengths)
+            lengths = self.read_now(source.lengths)
             self._lengths = of_schema(padding, source.schema, lengths)
             self.element_spec = self._lengths.spec(self.element_spec)
         if record_fn is not None:
@@ -197,7 +197,7 @@ class Records:
             self.element_spec = self._per_record.spec
             if padding is not None:
                 self._own_lengths = self._lengths
-                self._lengths = self._read_now(functools.partial(self._lengths_after, given))
+                self._lengths = self.read_now(functools.partial(self._lengths_after, given))
                 self.note = "record_fn runs over all records once, to know their lengths"
         if map_fn is not None:
             self.element_spec = spec_after(self._map_fn, self.element_spec)
@@ -240,15 +240,17 @@ class Records:
         skip_batches = tf.cast(skip_batches, tf.int64)
         key = order_seed(seed, epoch)
         order = order_seed(seed, epoch, part) if shuffle else None
+        wanted = (start, stop, batch_size, order, skip_batches * batch_size)
+        in_table = self._fits(start, stop)
         if self._per_record is not None:
-            records = self._each(start, stop, batch_size, order, skip_batches * batch_size, key)
-            batches = records.batch(batch_size)
-        elif self._fits(start, stop):
+            # Those of variable length are padded to the longest of all.
+            changed = self._changed(*wanted, key, in_table=in_table)
+            batches = self._evened(*changed).batch(batch_size)
+        elif in_table:
             table = self._table(start, stop)
             batches = _table_batches(table, stop - start, batch_size, order, skip_batches)
         else:
-            skip_records = skip_batches * batch_size
-            batches = self._source.stream(start, stop, batch_size, order, skip_records)
+            batches = self._source.stream(*wanted)
         if self.padding is not None:
             if longest is None:
                 longest = self.longest(
@@ -270,25 +272,6 @@ class Records:
                 checked(self._map_fn), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
             )
         return _untuned(batches.prefetch(tf.data.AUTOTUNE))
-
-    def _each(
-        self,
-        start: int,
-        stop: int,
-        batch_size: int,
-        order: tf.Tensor | None,
-        skip_records: tf.Tensor,
-        key: tf.Tensor,
-    ) -> tf.data.Dataset:
-        """Returns the records after ``record_fn``, whose random numbers come from ``key``.
-
-        Those of variable length are padded to the longest of all.
-        """
-        in_table = self._fits(start, stop)
-        records, numbers = self._changed(
-            start, stop, batch_size, order, skip_records, key, in_table=in_table
-        )
-        return self._evened(records, numbers)
 
     def _evened(self, records: tf.data.Dataset, numbers: tf.data.Dataset) -> tf.data.Dataset:
         if self.padding is None:
@@ -462,9 +445,10 @@ class Records:
 
     def load(self, start: int, stop: int) -> Any:
         """Returns records [start, stop) as tensors [stop - start, ...]. Called eagerly."""
-        return self._read_now(lambda: self._source.load(start, stop))
+        return self.read_now(lambda: self._source.load(start, stop))
 
-    def _read_now(self, read: Callable[[], Any]) -> Any:
+    def read_now(self, read: Callable[[], Any]) -> Any:
+        """Returns what ``read`` does. Raises what TensorFlow's errors mean, see ``explain``."""
         try:
             return read()
         except tf.errors.OpError as error:
