@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,40 +13,30 @@ from typing import Any
 from tfdist.errors import cannot_write
 from tfdist.records.format.manifest import MANIFEST_NAME, Manifest
 from tfdist.records.format.readings import with_readings
-from tfdist.records.format.schema import Reading, Schema
+from tfdist.records.format.schema import AS_STORED, Schema
 
 #: Takes a choice back: what is stored is read as it is.
-AS_STORED = "none"
-_USUAL = Reading()
+_BACK = "none"
+# What the choices that can be taken back say of how a feature is read.
+_FIELDS = {"resize": ("size", "fit"), "color": ("channels",), "max_length": ("length",)}
 
 
-def changed(
-    schema: Schema, resize: Any, fit: str | None, color: str | None, max_length: Any
-) -> Schema:
-    """Returns the schema with other readings; see ``readings.with_readings``.
+def read_as_said(schema: Schema, said: Mapping[str, Any]) -> Schema:
+    """Returns the schema with other readings.
 
-    What is "none" is taken back, what is None stays as it is.
+    Args:
+        said: the options of ``readings.with_readings``. What is "none" is taken back, what is None
+            stays as it is.
 
     Raises:
         OptionError, DataError: a choice that cannot be.
     """
-    back: dict[str, Any] = {}
-    if resize == AS_STORED:
-        back |= {"size": _USUAL.size, "fit": _USUAL.fit}
-    if color == AS_STORED:
-        back["channels"] = _USUAL.channels
-    if max_length == AS_STORED:
-        back["length"] = _USUAL.length
-    if back:
-        features = (replace(f, reading=replace(f.reading, **back)) for f in schema.features)
+    taken = [option for option in _FIELDS if said[option] == _BACK]
+    if taken:
+        usual = {name: getattr(AS_STORED, name) for option in taken for name in _FIELDS[option]}
+        features = (replace(f, reading=replace(f.reading, **usual)) for f in schema.features)
         schema = Schema(tuple(features))
-    return with_readings(
-        schema,
-        resize=None if resize == AS_STORED else resize,
-        fit=fit,
-        color=None if color == AS_STORED else color,
-        max_length=None if max_length == AS_STORED else max_length,
-    )
+    return with_readings(schema, **{**said, **dict.fromkeys(taken)})
 
 
 def put(folder: Path, manifest: Manifest) -> None:
