@@ -22,8 +22,8 @@ from tfdist.records.format.image_bytes import (
     orientation_of,
     undecodable,
 )
+from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.images.resizing import Resizing, resized, turned
-from tfdist.records.writing.looked_at import LookedAt
 
 # Formats and modes whose files tf.io decodes to the pixels that Pillow sees: their bytes are kept.
 _KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB", "RGBA", "I;16", "I;16B", "I")}
@@ -92,27 +92,23 @@ class Header:
 
 
 def read_headers(
-    paths: Sequence[Path],
-    *,
-    decode: bool,
-    workers: int = 1,
-    are_masks: bool = False,
-    journal: LookedAt | None = None,
+    paths: Sequence[Path], options: ImageOptions, what: str = "images"
 ) -> list[Header | str]:
     """Returns what each file is; for one that cannot be read, why.
 
     Args:
-        decode: whether every pixel is decoded too.
-        are_masks: whether their pixels are numbers of classes.
-        journal: of what was found in the same files before, to which is added what is found now.
+        what: "masks", of which the pixels are numbers of classes, or "images".
     """
+    # Of what was found in the same files before; what is found now is added.
+    journal = options.journal(what)
 
     def read(first: int) -> list[Any]:
         found = {} if journal is None else journal.found()
         if first in found:
             return found[first]
         headers = [
-            _read_header(path, decode, are_masks) for path in paths[first : first + _AT_ONCE]
+            _read_header(path, options.decode, what == "masks")
+            for path in paths[first : first + _AT_ONCE]
         ]
         told = [header if isinstance(header, str) else astuple(header) for header in headers]
         if journal is not None:
@@ -122,7 +118,7 @@ def read_headers(
     firsts = range(0, len(paths), _AT_ONCE)
     in_turn = firsts if journal is None else journal.in_turn(firsts)
     # Pillow decodes outside Python's lock.
-    with ThreadPoolExecutor(workers, thread_name_prefix="tfdist-images") as pool:
+    with ThreadPoolExecutor(options.workers, thread_name_prefix="tfdist-images") as pool:
         told = dict(zip(in_turn, pool.map(read, in_turn), strict=True))
     return [
         each if isinstance(each, str) else Header(*each) for first in firsts for each in told[first]

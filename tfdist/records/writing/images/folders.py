@@ -50,12 +50,7 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
     loose = options.labels is not None or options.masks is not None
     listing = find_images(folder, loose=loose, without=options.masks)
     images = listing.images
-    headers = read_headers(
-        [image.path for image in images],
-        decode=options.decode,
-        workers=options.workers,
-        journal=options.journal("images"),
-    )
+    headers = read_headers([image.path for image in images], options)
     faults = _Faults(folder, images, headers, options)
     table = masks = None
     if options.labels is not None:
@@ -66,13 +61,7 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
         own = {path.resolve() for path in (table.path, *table.files)}
         listing.foreign = [n for n in listing.foreign if (folder / n).resolve() not in own]
     if options.masks is not None:
-        masks = image_masks.find_masks(
-            options.masks,
-            images,
-            decode=options.decode,
-            workers=options.workers,
-            journal=options.journal("masks"),
-        )
+        masks = image_masks.find_masks(images, options)
         faults.of_masks(masks)
     kept = faults.kept()
     images, headers = [images[n] for n in kept], [headers[n] for n in kept]
