@@ -16,11 +16,9 @@ from tfdist.records.format.split_place import find_split
 from tfdist.records.reading.batched import check_dense, single_records
 from tfdist.records.reading.pipes import PipeSource
 from tfdist.records.reading.rereadable import records_of
-from tfdist.records.reading.section import Section
-from tfdist.records.reading.section_source import SectionSource
-from tfdist.records.reading.shard_source import ShardSource
+from tfdist.records.reading.shard_source import SectionSource, ShardSource
 from tfdist.records.reading.source import ArraySource, DatasetSource, OrderedRecords
-from tfdist.records.reading.stored import Stored
+from tfdist.records.reading.stored import Section, Stored
 from tfdist.records.sources.dataframes import is_frame
 from tfdist.records.sources.recognise import called, recognise, refuse_batched
 
