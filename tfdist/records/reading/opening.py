@@ -16,7 +16,7 @@ from tfdist.records.format.split_place import find_split
 from tfdist.records.reading.batched import check_dense, single_records
 from tfdist.records.reading.pipes import PipeSource
 from tfdist.records.reading.rereadable import records_of
-from tfdist.records.reading.shard_source import SectionSource, ShardSource
+from tfdist.records.reading.shard_source import ShardSource, of_section
 from tfdist.records.reading.source import ArraySource, DatasetSource, OrderedRecords
 from tfdist.records.reading.stored import Section, Stored
 from tfdist.records.sources.dataframes import is_frame
@@ -55,7 +55,7 @@ def open_source(
     if isinstance(source, Stored):
         return _open_stored(source, any_size=any_size)
     if isinstance(source, Section):
-        return SectionSource(source, any_size=any_size)
+        return of_section(source, any_size=any_size)
     if isinstance(source, (str, Path)):
         return ShardSource(*find_split(Path(source)), any_size=any_size)
     if isinstance(source, tuple):

@@ -53,6 +53,8 @@ class ShardSource(OrderedRecords):
         any_size: whether images may be read in the sizes they have, as something else makes them
             one.
         readers: see ``OrderedRecords``.
+        own: of the records of these shards, the first that is one of the source's, and the first
+            behind them; None: all are.
 
     Raises:
         DataError: images of several sizes, which make no batch.
@@ -70,6 +72,7 @@ class ShardSource(OrderedRecords):
         is_apart: bool = False,
         any_size: bool = False,
         readers: tuple[int, int] | None = None,
+        own: tuple[int, int] | None = None,
     ):
         if not any_size:
             check_one_size(manifest.schema)
@@ -94,7 +97,8 @@ class ShardSource(OrderedRecords):
             if manifest.layout
             else math.ceil(manifest.splits[split].bytes / self._ends[-1])
         )
-        self.num_records = int(self._ends[-1])
+        self._skipped, behind = own or (0, int(self._ends[-1]))
+        self.num_records = behind - self._skipped
         self.spec = batch_spec(manifest.schema)
         self._intact = self._watched(manifest)
         # To reach a record in the middle of a compressed file, all before it is unpacked.
@@ -190,7 +194,7 @@ class ShardSource(OrderedRecords):
 
     def _by_number(self, numbers: tf.data.Dataset) -> tf.data.Dataset:
         def read(numbers: tf.Tensor) -> tf.Tensor:
-            records = tf.numpy_function(self._numbered.read, [numbers], tf.string)
+            records = tf.numpy_function(self._numbered.read, [numbers + self._skipped], tf.string)
             return tf.ensure_shape(records, [None])
 
         at_once = max(1, min(_NUMBERED_RECORDS, _NUMBERED_BYTES // self._stored_bytes))
@@ -229,7 +233,7 @@ class ShardSource(OrderedRecords):
         )
 
     def _read_chosen(self, numbers: np.ndarray, is_last: np.bool_) -> np.ndarray:
-        records = self._numbered.read(numbers)
+        records = self._numbered.read(numbers + self._skipped)
         if is_last:  # Each record has been compared with its own checksum only.
             self._intact.confirm_all()
         return records
@@ -260,7 +264,7 @@ class ShardSource(OrderedRecords):
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
         if order is None:
             return tf.data.Dataset.range(start, stop)
-        before = tf.constant([0, *self._ends.tolist()], tf.int64)
+        before = tf.constant([0, *self._ends.tolist()], tf.int64) - self._skipped
 
         def of_shard(shard: tf.Tensor, first: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
             number = before[shard] + first
@@ -273,6 +277,7 @@ class ShardSource(OrderedRecords):
 
     def _ranges(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """Returns (shard, first record in it, number of records) of the shards that are needed."""
+        start, stop = start + self._skipped, stop + self._skipped
         ranges = []
         begin = 0
         for number, end in enumerate(self._ends.tolist()):
@@ -356,8 +361,8 @@ class ShardSource(OrderedRecords):
         return min(len(ranges), _MAX_INTERLEAVED) if pays else 1
 
 
-class SectionSource(OrderedRecords):
-    """The records of a section, numbered from 0.
+def of_section(section: Section, *, any_size: bool = False) -> ShardSource:
+    """Returns the source of a section, whose records are numbered from 0.
 
     Args:
         any_size: see ``ShardSource``.
@@ -365,62 +370,19 @@ class SectionSource(OrderedRecords):
     Raises:
         DataError: the shards cannot be read; CorruptShardError: one that is needed is not there.
     """
-
-    def __init__(self, section: Section, *, any_size: bool = False):
-        folder, split, manifest = find_split(Path(section.path))
-        info = manifest.splits[split]
-        assert 0 <= section.start < section.stop <= info.records, section
-        needed, first, before = [], 0, 0
-        for shard in info.shards:
-            if before + shard.records <= section.start:
-                first = before + shard.records
-            elif before < section.stop:
-                needed.append(shard)
-            before += shard.records
-        splits = {split: replace(info, shards=tuple(needed))}
-        self._shards = ShardSource(
-            folder, split, replace(manifest, splits=splits), is_apart=True, any_size=any_size
-        )
-        self._skipped = section.start - first
-        self.num_records = section.stop - section.start
-        self.spec, self.schema, self.apart = (
-            self._shards.spec,
-            self._shards.schema,
-            self._shards.apart,
-        )
-
-    @property
-    def record_bytes(self) -> int | None:
-        return self._shards.record_bytes
-
-    @property
-    def failures(self) -> Sequence[TfdistError]:
-        return self._shards.failures
-
-    def stream(self, start: int, stop: int, *given: Any) -> tf.data.Dataset:
-        return self._shards.stream(start + self._skipped, stop + self._skipped, *given)
-
-    def singles(
-        self, start: int, stop: int, *given: Any
-    ) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
-        return self._shards.singles(start + self._skipped, stop + self._skipped, *given)
-
-    def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
-        skipped = self._skipped
-        found = self._shards.numbers(start + skipped, stop + skipped, order)
-        return found.map(lambda number: number - skipped)
-
-    def lengths(self) -> np.ndarray:
-        return self._shards.lengths()[self._skipped : self._skipped + self.num_records]
-
-    def check_can_choose(self) -> None:
-        self._shards.check_can_choose()
-
-    def chosen(self, numbers: tf.data.Dataset) -> tf.data.Dataset:
-        return self._shards.chosen(numbers.map(lambda of_batch: of_batch + self._skipped))
-
-    def confirm(self) -> None:
-        self._shards.confirm()
+    folder, split, manifest = find_split(Path(section.path))
+    info = manifest.splits[split]
+    assert 0 <= section.start < section.stop <= info.records, section
+    needed, first, before = [], 0, 0
+    for shard in info.shards:
+        if before + shard.records <= section.start:
+            first = before + shard.records
+        elif before < section.stop:
+            needed.append(shard)
+        before += shard.records
+    manifest = replace(manifest, splits={split: replace(info, shards=tuple(needed))})
+    own = (section.start - first, section.stop - first)
+    return ShardSource(folder, split, manifest, is_apart=True, any_size=any_size, own=own)
 
 
 def _columns(ranges: list[tuple[int, int, int]]) -> tuple[tf.Tensor, ...]:
