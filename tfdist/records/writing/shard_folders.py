@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,10 +43,10 @@ class ShardFolder:
     folder: Path
     manifest: Manifest
 
-    def columns(self) -> Columns:
-        """Returns what there is to say of the source before it is written."""
+    def columns(self, notes: Sequence[str]) -> Columns:
+        """Returns what there is to say of the source before it is written; ``notes``: the last."""
         note = "records of shards are written as they are, and shuffled anew"
-        return Columns("shards", self.manifest.schema, {}, notes=(note,))
+        return Columns("shards", self.manifest.schema, {}, notes=(note, *notes))
 
 
 def find_shards(source: object) -> ShardFolder | None:
