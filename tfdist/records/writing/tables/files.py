@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tfdist.errors import DataError
-from tfdist.records.format.columns import Columns
 from tfdist.records.wording import NO_RECORD
-from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.tables.table import Table
 
 _KINDS = {
@@ -31,13 +29,6 @@ def kind_of_file(path: Path) -> str | None:
     name = path.name.lower()
     kind = _KINDS.get(Path(name.removesuffix(".gz")).suffix)
     return None if name.endswith(".gz") and kind not in _PACKED else kind
-
-
-def from_table_file(path: Path, asked: Asked | None = None) -> Columns:
-    """Returns the records of a table in a file: see ``records.columns_of_table``."""
-    from tfdist.records.writing.tables.records import columns_of_table
-
-    return columns_of_table(read_table(path), asked or Asked(), last_is_label=True)
 
 
 def read_table(path: Path, kind: str | None = None) -> Table:
