@@ -24,9 +24,8 @@ from tfdist.records.clients.partition import (
 from tfdist.records.clients.shard_store import ShardStore
 from tfdist.records.clients.skew import Skew
 from tfdist.records.clients.stores import ArrayStore, ClientStore, RowStore, class_ids
-from tfdist.records.format.manifest import has_client_folders
+from tfdist.records.format.manifest import find_split, has_client_folders
 from tfdist.records.format.schema import Schema
-from tfdist.records.format.split_place import find_split
 from tfdist.records.reading.graph_checks import failed_check
 from tfdist.records.reading.map_fn import MapFn, checked, spec_after
 from tfdist.records.reading.opening import open_source

@@ -11,8 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError
-from tfdist.records.format.manifest import Manifest, SplitInfo, load_manifest
-from tfdist.records.format.split_place import find_split
+from tfdist.records.format.manifest import Manifest, SplitInfo, find_split, load_manifest
 from tfdist.records.reading.batched import check_dense, single_records
 from tfdist.records.reading.pipes import PipeSource
 from tfdist.records.reading.rereadable import records_of

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tfdist.errors import CorruptShardError, DataError, EngineMissingError, OptionError, TfdistError
 from tfdist.records.format.checking import check
+from tfdist.records.format.manifest import find_split
 from tfdist.records.format.pad_to import Padding
-from tfdist.records.format.split_place import find_split
 from tfdist.records.reading import graph_checks
 from tfdist.records.reading.batch_padding import BatchPadding, check_can_pad, of_records, of_schema
 from tfdist.records.reading.images import IMAGE_NODE

@@ -16,9 +16,8 @@ from tfdist.errors import CorruptShardError, DataError, TfdistError
 from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES
 from tfdist.records.format.files import regular_size, unreadable
 from tfdist.records.format.intact import Intact
-from tfdist.records.format.manifest import Manifest, ShardInfo
+from tfdist.records.format.manifest import Manifest, ShardInfo, find_split
 from tfdist.records.format.schema import Schema
-from tfdist.records.format.split_place import find_split
 from tfdist.records.reading.batch_padding import ragged_features
 from tfdist.records.reading.decode import (
     Decoder,
