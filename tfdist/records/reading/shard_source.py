@@ -22,14 +22,14 @@ from tfdist.records.reading.batch_padding import ragged_features
 from tfdist.records.reading.decode import (
     Decoder,
     batch_spec,
+    entry_counts,
     make_decoder,
     make_record_decoder,
+    parsed_values,
     spec_bytes,
 )
 from tfdist.records.reading.images import check_one_size
 from tfdist.records.reading.numbered import NumberedRecords
-from tfdist.records.reading.padding import entry_counts
-from tfdist.records.reading.parsing import parsed_values
 from tfdist.records.reading.source import OrderedRecords, shuffled_by
 from tfdist.records.reading.stored import Section
 
