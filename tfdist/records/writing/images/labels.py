@@ -16,8 +16,7 @@ from tfdist.records.writing.images import coco
 from tfdist.records.writing.images.search import SUFFIXES
 from tfdist.records.writing.tables.files import NAMES, read_table
 from tfdist.records.writing.tables.infer import infer
-from tfdist.records.writing.tables.row_errors import refuse
-from tfdist.records.writing.tables.table import Cells, Table, Values, Written
+from tfdist.records.writing.tables.table import Cells, Table, Values, Written, refuse
 
 _FILE_COLUMNS = (
     "file",
