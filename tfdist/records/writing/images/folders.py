@@ -21,10 +21,9 @@ from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.images import masks as image_masks
 from tfdist.records.writing.images.coco import FOLDER as COCO_FOLDER
 from tfdist.records.writing.images.coco import MOST_RELATIVE, annotation_files
-from tfdist.records.writing.images.files import Header, ImageFiles, read_headers
+from tfdist.records.writing.images.files import Header, ImageFiles, Resizing, read_headers
 from tfdist.records.writing.images.notes import notes_of_files, notes_of_folders, notes_of_masks
 from tfdist.records.writing.images.options import ImageOptions
-from tfdist.records.writing.images.resizing import Resizing
 from tfdist.records.writing.images.search import FoundImage, find_images
 from tfdist.records.writing.roles import Asked
 
