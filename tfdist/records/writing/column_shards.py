@@ -26,9 +26,9 @@ from tfdist.records.format.splits import (
     parse_split,
 )
 from tfdist.records.parts import Part
-from tfdist.records.writing.listing import content_of
 from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.processes import may_fork, run_in_processes, run_in_threads
+from tfdist.records.writing.same_run import content_of
 from tfdist.records.writing.shard_files import (
     SUFFIX,
     Counter,

@@ -28,9 +28,8 @@ from tfdist.records.format.files import sums
 from tfdist.records.format.manifest import ShardInfo
 from tfdist.records.parts import Part
 from tfdist.records.writing.journal import Journal
-from tfdist.records.writing.listing import Listing
 from tfdist.records.writing.looked_at import LookedAt, LookedAtByAll
-from tfdist.records.writing.same_run import check_same
+from tfdist.records.writing.same_run import Listing, check_same
 
 SUFFIX = ".unfinished"
 STATE = "unfinished.json"
