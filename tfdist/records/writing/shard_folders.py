@@ -25,8 +25,7 @@ from tfdist.records.writing.options import WriteOptions
 from tfdist.records.writing.raw_sources import DIGITS
 from tfdist.records.writing.shard_files import Counter, staging_folder, stop_on_sigterm
 from tfdist.records.writing.shard_sizes import shards_for
-from tfdist.records.writing.streams.mixing import BUFFER_BYTES, held_bytes
-from tfdist.records.writing.streams.shards import StreamShards
+from tfdist.records.writing.streams.shards import BUFFER_BYTES, StreamShards, held_bytes
 from tfdist.records.writing.streams.writer import cut_frames, mixing_note
 
 _READ_BYTES = 1 << 20
