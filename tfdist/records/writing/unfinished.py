@@ -27,8 +27,7 @@ from tfdist.errors import DataError, InUseError, spelt
 from tfdist.records.format.files import sums
 from tfdist.records.format.manifest import ShardInfo
 from tfdist.records.parts import Part
-from tfdist.records.writing.journal import Journal
-from tfdist.records.writing.looked_at import LookedAt, LookedAtByAll
+from tfdist.records.writing.journal import Journal, LookedAt, LookedAtByAll
 from tfdist.records.writing.same_run import Listing, check_same
 
 SUFFIX = ".unfinished"

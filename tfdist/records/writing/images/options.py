@@ -9,7 +9,7 @@ from pathlib import Path
 from tfdist.errors import OptionError, spelt, unknown_choice
 from tfdist.records.format.readings import COLORS, parse_size
 from tfdist.records.format.schema import FITS
-from tfdist.records.writing.looked_at import LookedAt
+from tfdist.records.writing.journal import LookedAt
 
 
 @dataclass(frozen=True, kw_only=True)
