@@ -143,19 +143,9 @@ def _read_shard(
         offset += HEADER_BYTES + len(body)
         ended = None
         if record in lengths:
-            ended = _matching(known, record, offset, checksum)
+            found = (record, offset, f"{checksum:08x}")
+            ended = next((s for s in known if (s.records, s.bytes, s.checksum) == found), None)
         yield data, ended
         if ended is not None:
             return
     raise corrupt("these bytes are of no shard of the manifest that is still to come")
-
-
-def _matching(
-    known: list[ShardInfo], records: int, num_bytes: int, checksum: int
-) -> ShardInfo | None:
-    for shard in known:
-        if (shard.records, shard.bytes) == (records, num_bytes) and shard.checksum == (
-            f"{checksum:08x}"
-        ):
-            return shard
-    return None
