@@ -82,9 +82,17 @@ def write_columns(
     own = plan if options.part is None else _part_of(plan, options.part)
     with said_of(out), _place(out, run, whole) as place, stop_on_sigterm():
         infos = _write_shards(place, columns, own, options)
+        ids = {name: class_ids[r] for name, r in rows.items()} if class_ids is not None else {}
         manifest = Manifest(
             schema=columns.schema,
-            splits=_summarise(columns, rows, plan, infos, options.partition),
+            splits={
+                name: SplitInfo(
+                    shards=tuple(shards),
+                    class_counts=count_classes(ids[name]) if name in ids else None,
+                    partition=None if plan[name][0].client is None else str(partition),
+                )
+                for name, shards in infos.items()
+            },
             layout=make_layout(columns.schema, columns.varint_widths()),
             source=columns.kind,
             seed=options.seed,
@@ -238,24 +246,6 @@ def _part_of(plan: Mapping[str, list[_Shard]], part: Part) -> dict[str, list[_Sh
         )
     own = {shard.file for shard in shards[part.number - 1 :: part.parts]}
     return {name: [shard for shard in shards if shard.file in own] for name, shards in plan.items()}
-
-
-def _summarise(
-    columns: Columns,
-    rows: Mapping[str, np.ndarray],
-    plan: Mapping[str, list[_Shard]],
-    infos: Mapping[str, list[ShardInfo]],
-    partition: Partition | None,
-) -> dict[str, SplitInfo]:
-    class_ids = columns.class_ids()
-    splits = {}
-    for name, shards in infos.items():
-        splits[name] = SplitInfo(
-            shards=tuple(shards),
-            class_counts=None if class_ids is None else count_classes(class_ids[rows[name]]),
-            partition=None if plan[name][0].client is None else str(partition),
-        )
-    return splits
 
 
 def _write_shards(
