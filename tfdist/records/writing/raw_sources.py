@@ -27,8 +27,8 @@ from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.roles import WEIGHT, Asked
 from tfdist.records.writing.tables.files import NAMES as TABLES
 from tfdist.records.writing.tables.files import SPREADSHEETS, kind_of_file, read_table
-from tfdist.records.writing.tables.frames import from_dataframe
 from tfdist.records.writing.tables.json_lines import AS_JSON_LINES
+from tfdist.records.writing.tables.typed import from_dataframe
 from tfdist.records.writing.text_folders import from_text_folders, holds_texts
 
 DIGITS = "digits"

@@ -47,7 +47,7 @@ def read_table(path: Path, kind: str | None = None) -> Table:
         from tfdist.records.writing.tables.json_lines import read_json_lines
 
         return read_json_lines(path)
-    from tfdist.records.writing.tables.arrow_files import read_arrow
+    from tfdist.records.writing.tables.typed import read_arrow
 
     table = read_arrow(path, kind)
     if not len(table.lines):
