@@ -83,14 +83,7 @@ def read_raw(
         )
     else:
         columns = _from_structure("arrays", source, client)
-    return owned_columns(columns, client)
-
-
-def owned_columns(columns: Columns, client: str | None) -> Columns:
-    """Returns the records owned by their classes, when the class label names their clients."""
-    if client is not None and columns.owners is None:
-        return columns.owned_by_class(client)
-    return columns
+    return columns.owned_by(client)
 
 
 def _check_asked(source: Any, asked: Asked, images: ImageOptions) -> None:

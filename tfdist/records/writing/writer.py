@@ -20,7 +20,7 @@ from tfdist.records.writing.column_shards import write_columns
 from tfdist.records.writing.images.options import ImageOptions, image_options
 from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.places import check_apart, check_free, check_kept, on_this_machine
-from tfdist.records.writing.raw_sources import check_no_table, owned_columns, read_raw
+from tfdist.records.writing.raw_sources import check_no_table, read_raw
 from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.same_run import check_same, known_by, said_in
 from tfdist.records.writing.shard_files import Progress, said_of, stop_on_sigterm
@@ -285,7 +285,7 @@ def _write_records(
     check_no_table(source, asked)
     head = read_head(stream, images)
     if head.is_whole:
-        return write_columns(owned_columns(head.columns(), asked.client), out, options, run)
+        return write_columns(head.columns().owned_by(asked.client), out, options, run)
     if run is not None and run.is_resumed:
         raise DataError(
             f"{spelt('resume', True)} must find the records that the run which was ended found",
