@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +48,7 @@ def order_seed(seed: int, epoch: Any, part: int = 0) -> tf.Tensor:
     return tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64) + of_part])
 
 
-class OrderedRecords(abc.ABC):
+class OrderedRecords:
     """Records in a fixed global order.
 
     Attributes:
@@ -87,7 +86,6 @@ class OrderedRecords(abc.ABC):
         """Bytes of one decoded record; None when they are not known beforehand."""
         return spec_bytes(self.spec)
 
-    @abc.abstractmethod
     def stream(
         self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
     ) -> tf.data.Dataset:
@@ -96,6 +94,7 @@ class OrderedRecords(abc.ABC):
         Args:
             order: the key from ``order_seed``; None for the order of the records.
         """
+        raise AssertionError("not of what is in memory")
 
     def singles(
         self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
@@ -110,12 +109,12 @@ class OrderedRecords(abc.ABC):
         """
         return self.stream(start, stop, batch_size, order, skip_records).unbatch(), as_it_is
 
-    @abc.abstractmethod
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
         """Returns the numbers of records [start, stop), int64 [], as ``stream`` orders them.
 
         No record is read.
         """
+        raise AssertionError("not of what is in memory")
 
     def lengths(self) -> np.ndarray:
         """Returns the entries of each feature of variable length, as they are read.
@@ -137,7 +136,7 @@ class OrderedRecords(abc.ABC):
         """
         raise AssertionError("of shards alone")
 
-    def confirm(self) -> None:  # noqa: B027
+    def confirm(self) -> None:
         """Returns when what has been read so far is known to be right. Raises DataError."""
 
     def load(self, start: int, stop: int) -> Any:
@@ -196,14 +195,6 @@ class ArraySource(OrderedRecords):
         return tf.nest.map_structure(
             lambda array: tf.convert_to_tensor(array[start:stop]), self.arrays
         )
-
-    def stream(
-        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tf.data.Dataset:
-        raise AssertionError("arrays are always read from memory")
-
-    def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
-        raise AssertionError("arrays are always read from memory")
 
 
 def spec_of_rows(arrays: Any) -> Any:
