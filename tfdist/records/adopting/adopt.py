@@ -17,7 +17,6 @@ from tfdist.records.adopting.describe import Described, describe
 from tfdist.records.adopting.feature_statistics import Found
 from tfdist.records.adopting.file_patterns import Files, divide, find_files, other_splits
 from tfdist.records.adopting.in_bucket import in_a_bucket_too
-from tfdist.records.adopting.reread import put, read_as_said
 from tfdist.records.adopting.scan import Scanned, peek, scan
 from tfdist.records.adopting.tfds import Folder, read_folder
 from tfdist.records.buckets.urls import possible
@@ -31,7 +30,7 @@ from tfdist.records.format.manifest import (
     load_manifest,
 )
 from tfdist.records.format.offsets import OFFSETS_NAME, write_offsets
-from tfdist.records.format.readings import notes_of_boxes
+from tfdist.records.format.readings import notes_of_boxes, read_as_said
 from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.roles import Asked, Roles, parted
@@ -222,7 +221,7 @@ def adopt(
             received=str(error),
             mend=f"Write the manifest elsewhere with {spelt('out', 'FOLDER')}",
         ) from error
-    put(folder, manifest)
+    manifest.put(folder)
     # A help only: without it the frames tell where records begin.
     with contextlib.suppress(OSError):
         write_offsets(folder, manifest, {name: item.lengths for name, item in scanned.items()})
@@ -293,7 +292,7 @@ def _read_otherwise(
     if manifest == before:
         tell(f"{home} is read so already, and nothing was changed")
         return before
-    put(home, manifest)
+    manifest.put(home)
     for note in notes_of_boxes(manifest.schema):
         tell(note)
     tell("the manifest was written anew, no record was touched")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 from crc32c import crc32c
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, cannot_write
 from tfdist.records.buckets.cache import local_shards
 from tfdist.records.format.files import open_regular, unreadable
 from tfdist.records.format.schema import Schema
@@ -154,6 +156,25 @@ class Manifest:
 
     def save(self, folder: Path) -> None:
         (folder / MANIFEST_NAME).write_text(self.to_text(), encoding="utf-8")
+
+    def put(self, folder: Path) -> None:
+        """Writes it whole, in the place of one that was there.
+
+        Raises:
+            WriteError: it cannot be written; what was there is untouched.
+        """
+        partial = folder / f".{MANIFEST_NAME}-{uuid.uuid4().hex}"
+        try:
+            with open(partial, "x", encoding="utf-8") as file:
+                file.write(self.to_text())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, folder / MANIFEST_NAME)
+        except OSError as error:
+            raise cannot_write(folder / MANIFEST_NAME, error) from error
+        finally:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
 
     def to_text(self) -> str:
         """Returns what is in the file."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from tfdist.errors import DataError, OptionError, spelt, unknown_choice
-from tfdist.records.format.schema import FITS, Feature, Reading, Schema
+from tfdist.records.format.schema import AS_STORED, FITS, Feature, Reading, Schema
 
 COLORS = {"gray": 1, "rgb": 3}
+#: Takes a choice back: what is stored is read as it is.
+_BACK = "none"
+# What the choices that can be taken back say of how a feature is read.
+_FIELDS = {"resize": ("size", "fit"), "color": ("channels",), "max_length": ("length",)}
 
 
 def parse_size(text: str | tuple[int, int]) -> tuple[int, int]:
@@ -70,6 +74,24 @@ def with_readings(
     schema = _changed(schema, "color", what, lambda f: f.is_image and f.role != "label", channels)
     length, what = {"length": max_length}, "a feature of variable length"
     return _changed(schema, "max_length", what, lambda f: f.is_ragged, length)
+
+
+def read_as_said(schema: Schema, said: Mapping[str, Any]) -> Schema:
+    """Returns the schema with other readings.
+
+    Args:
+        said: the options of ``with_readings``. What is "none" is taken back, what is None
+            stays as it is.
+
+    Raises:
+        OptionError, DataError: a choice that cannot be.
+    """
+    taken = [option for option in _FIELDS if said[option] == _BACK]
+    if taken:
+        usual = {name: getattr(AS_STORED, name) for option in taken for name in _FIELDS[option]}
+        features = (replace(f, reading=replace(f.reading, **usual)) for f in schema.features)
+        schema = Schema(tuple(features))
+    return with_readings(schema, **{**said, **dict.fromkeys(taken)})
 
 
 def check_boxes(schema: Schema) -> None:
