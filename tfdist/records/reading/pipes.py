@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +25,7 @@ from tfdist.errors import CorruptShardError, DataError, TfdistError
 from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, mask
 from tfdist.records.format.manifest import Manifest, ShardInfo, SplitInfo
 from tfdist.records.reading.shard_source import ShardSource
-from tfdist.records.reading.source import shuffled_by
+from tfdist.records.reading.source import Wanted, shuffled_by
 
 # Records that cross from Python into tf.data at once: one at a time would cost more than the step.
 _BLOCK_RECORDS = 512
@@ -95,16 +94,15 @@ class PipeSource(ShardSource):
             number, self._passes = self._passes, self._passes + 1
         return Path(f"{self._prefix}_{number}")
 
-    def _serialized(
-        self, start: int, stop: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tf.data.Dataset:
-        """Returns the serialised records in the order in which they come, shuffled by ``order``
-        within a buffer only."""
+    def _serialized(self, wanted: Wanted) -> tf.data.Dataset:
+        """Returns the serialised records in the order in which they come, shuffled within a buffer
+        only."""
+        start, stop = wanted.start, wanted.stop
         blocks = tf.data.Dataset.from_generator(
             lambda: self._blocks(start, stop), output_signature=tf.TensorSpec([None], tf.string)
         )
-        records = shuffled_by(blocks.unbatch(), order, self._stored_bytes, stop - start)
-        return records.skip(skip_records)
+        records = shuffled_by(blocks.unbatch(), wanted.order, self._stored_bytes, stop - start)
+        return records.skip(wanted.skip)
 
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
         """As of ``_serialized``: shards come in their own order."""

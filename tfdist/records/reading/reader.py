@@ -23,7 +23,7 @@ from tfdist.records.reading.images import IMAGE_NODE
 from tfdist.records.reading.map_fn import MapFn, checked, spec_after
 from tfdist.records.reading.opening import open_source
 from tfdist.records.reading.record_fn import PerRecord, RecordFn, is_of_one_shape
-from tfdist.records.reading.source import OrderedRecords, as_it_is, order_seed
+from tfdist.records.reading.source import OrderedRecords, Wanted, as_it_is, order_seed
 
 # A part of this size when decoded is kept in memory: an epoch is then one gather a batch.
 TABLE_BYTES = 512 << 20
@@ -240,17 +240,17 @@ class Records:
         skip_batches = tf.cast(skip_batches, tf.int64)
         key = order_seed(seed, epoch)
         order = order_seed(seed, epoch, part) if shuffle else None
-        wanted = (start, stop, batch_size, order, skip_batches * batch_size)
+        wanted = Wanted(start, stop, batch_size, order, skip_batches * batch_size)
         in_table = self._fits(start, stop)
         if self._per_record is not None:
             # Those of variable length are padded to the longest of all.
-            changed = self._changed(*wanted, key, in_table=in_table)
+            changed = self._changed(wanted, key, in_table=in_table)
             batches = self._evened(*changed).batch(batch_size)
         elif in_table:
             table = self._table(start, stop)
             batches = _table_batches(table, stop - start, batch_size, order, skip_batches)
         else:
-            batches = self._source.stream(*wanted)
+            batches = self._source.stream(wanted)
         if self.padding is not None:
             if longest is None:
                 longest = self.longest(
@@ -280,28 +280,20 @@ class Records:
 
     @tf.autograph.experimental.do_not_convert
     def _changed(
-        self,
-        start: int,
-        stop: int,
-        batch_size: int,
-        order: tf.Tensor | None,
-        skip_records: Any,
-        key: tf.Tensor,
-        *,
-        in_table: bool,
+        self, wanted: Wanted, key: tf.Tensor, *, in_table: bool
     ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
         """Returns what ``record_fn`` makes of each record, and the numbers of the records."""
+        start, stop = wanted.start, wanted.stop
         if in_table:
             table = self._table(start, stop)
-            rows = _table_order(stop - start, order)[skip_records:]
+            rows = _table_order(stop - start, wanted.order)[wanted.skip :]
             numbers = records = tf.data.Dataset.from_tensor_slices(rows + start)
 
             def decode(number: tf.Tensor) -> tuple[Any, ...]:
                 return tf.nest.map_structure(lambda column: column[number - start], table)
         else:
-            source = self._source
-            records, decode = source.singles(start, stop, batch_size, order, skip_records)
-            numbers = source.numbers(start, stop, order).skip(skip_records)
+            records, decode = self._source.singles(wanted)
+            numbers = self._source.numbers(start, stop, wanted.order).skip(wanted.skip)
         return self._changed_each(records, numbers, key, decode), numbers
 
     def _changed_each(
@@ -325,8 +317,8 @@ class Records:
     def _lengths_after(self, given: Any) -> BatchPadding:
         """Returns the paddings of what ``record_fn`` makes of records of the specs ``given``."""
         key = order_seed(0, 0)
-        all_records = (0, self.num_records, _COUNTED_RECORDS)
-        records, _ = self._changed(*all_records, None, 0, key, in_table=False)
+        all_records = Wanted(0, self.num_records, _COUNTED_RECORDS)
+        records, _ = self._changed(all_records, key, in_table=False)
         return of_records(
             self.padding, self.element_spec, self._own_lengths, given, _untuned(records)
         )

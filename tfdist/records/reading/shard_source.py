@@ -30,7 +30,7 @@ from tfdist.records.reading.decode import (
 )
 from tfdist.records.reading.images import check_one_size
 from tfdist.records.reading.numbered import NumberedRecords
-from tfdist.records.reading.source import OrderedRecords, shuffled_by
+from tfdist.records.reading.source import OrderedRecords, Wanted, shuffled_by
 from tfdist.records.reading.stored import Section
 
 _READ_BUFFER_BYTES = 1 << 20
@@ -118,32 +118,18 @@ class ShardSource(OrderedRecords):
             _check_present(self._folder, self._files / shard.file, shard)
         return Intact(self._folder, self._shards, manifest)
 
-    def stream(
-        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tf.data.Dataset:
-        return self._decoded(start, stop, batch_size, order, skip_records, self._decode)
+    def stream(self, wanted: Wanted) -> tf.data.Dataset:
+        return self._decoded(wanted, self._decode)
 
-    def singles(
-        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
+    def singles(self, wanted: Wanted) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
         # What is parsed or sliced for many at once is left to batches, images are not.
         parse, finish = make_record_decoder(self.schema, self._layout, framed=self._gives_frames)
-        batches = self._decoded(start, stop, batch_size, order, skip_records, parse)
-        return batches.unbatch(), finish
+        return self._decoded(wanted, parse).unbatch(), finish
 
-    def _decoded(
-        self,
-        start: int,
-        stop: int,
-        batch_size: int,
-        order: tf.Tensor | None,
-        skip_records: Any,
-        decode_batch: Decoder,
-    ) -> tf.data.Dataset:
-        total = stop - start
-        serialized = self._serialized(start, stop, order, skip_records)
-        batches = serialized.batch(batch_size)
-        last = -(-(total - tf.cast(skip_records, tf.int64)) // batch_size) - 1
+    def _decoded(self, wanted: Wanted, decode_batch: Decoder) -> tf.data.Dataset:
+        batches = self._serialized(wanted).batch(wanted.batch_size)
+        left = wanted.stop - wanted.start - tf.cast(wanted.skip, tf.int64)
+        last = -(-left // wanted.batch_size) - 1
 
         def decode(number: tf.Tensor, records: tf.Tensor) -> Any:
             with tf.control_dependencies([self._confirmed(number == last)]):
@@ -153,14 +139,13 @@ class ShardSource(OrderedRecords):
             decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
         )
 
-    def _serialized(
-        self, start: int, stop: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tf.data.Dataset:
+    def _serialized(self, wanted: Wanted) -> tf.data.Dataset:
         """Returns the serialised records of ``stream``, string []: without reading those that are
         skipped, unless they are shuffled and compressed."""
+        start, stop, order = wanted.start, wanted.stop, wanted.order
+        skip = tf.cast(wanted.skip, tf.int64)
         if order is None:
-            return self._in_order(start, stop, skip_records)
-        skip = tf.cast(skip_records, tf.int64)
+            return self._in_order(start, stop, skip)
         if self._numbered is None:
             return self._shuffled(start, stop, order).skip(skip)
         from_middle = tf.data.Dataset.from_tensors(skip)
@@ -180,10 +165,10 @@ class ShardSource(OrderedRecords):
         records = self._in_shuffled_shards(self._ranges(start, stop), order, self._read)
         return shuffled_by(records, order, self._stored_bytes, stop - start)
 
-    def _in_order(self, start: int, stop: int, skip_records: Any) -> tf.data.Dataset:
+    def _in_order(self, start: int, stop: int, skip: tf.Tensor) -> tf.data.Dataset:
         numbers, firsts, counts = _columns(self._ranges(start, stop))
         ends = tf.cumsum(counts)
-        left_out = tf.clip_by_value(tf.cast(skip_records, tf.int64) - ends + counts, 0, counts)
+        left_out = tf.clip_by_value(skip - ends + counts, 0, counts)
         is_left = left_out < counts
         shards = tuple(
             tf.boolean_mask(column, is_left)
@@ -208,7 +193,7 @@ class ShardSource(OrderedRecords):
         def count(serialized: tf.Tensor) -> tf.Tensor:
             return entry_counts(features, parsed_values(schema, serialized))
 
-        batches = self._decoded(0, self.num_records, _COUNTED_RECORDS, None, 0, count)
+        batches = self._decoded(Wanted(0, self.num_records, _COUNTED_RECORDS), count)
         return np.concatenate(list(batches.as_numpy_iterator()))
 
     def check_can_choose(self) -> None:

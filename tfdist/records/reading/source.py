@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,24 @@ def order_seed(seed: int, epoch: Any, part: int = 0) -> tf.Tensor:
     return tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64) + of_part])
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Some records of one epoch.
+
+    Attributes:
+        start, stop: records [start, stop).
+        batch_size: of batches; of single records, how many may be held at once on the way.
+        order: the key from ``order_seed``; None for the order of the records.
+        skip: how many are left out, of those that would come first.
+    """
+
+    start: int
+    stop: int
+    batch_size: int
+    order: tf.Tensor | None = None
+    skip: Any = 0
+
+
 class OrderedRecords:
     """Records in a fixed global order.
 
@@ -86,28 +105,17 @@ class OrderedRecords:
         """Bytes of one decoded record; None when they are not known beforehand."""
         return spec_bytes(self.spec)
 
-    def stream(
-        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tf.data.Dataset:
-        """Returns batches of records [start, stop) without the first ``skip_records`` of them.
-
-        Args:
-            order: the key from ``order_seed``; None for the order of the records.
-        """
+    def stream(self, wanted: Wanted) -> tf.data.Dataset:
+        """Returns batches of records."""
         raise AssertionError("not of what is in memory")
 
-    def singles(
-        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
+    def singles(self, wanted: Wanted) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
         """Returns what ``stream`` does as single records, which may differ in size.
-
-        Args:
-            batch_size: records that may be held at once on the way.
 
         Returns:
             The records, an element each, and what decodes one: it can run in parallel.
         """
-        return self.stream(start, stop, batch_size, order, skip_records).unbatch(), as_it_is
+        return self.stream(wanted).unbatch(), as_it_is
 
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
         """Returns the numbers of records [start, stop), int64 [], as ``stream`` orders them.
@@ -141,7 +149,7 @@ class OrderedRecords:
 
     def load(self, start: int, stop: int) -> Any:
         """Returns records [start, stop) as tensors [stop - start, ...]. Called eagerly."""
-        batches = iter(self.stream(start, stop, _LOAD_BATCH_SIZE, None, 0).prefetch(2))
+        batches = iter(self.stream(Wanted(start, stop, _LOAD_BATCH_SIZE)).prefetch(2))
         first = next(batches)
         # Filled in place: joining the batches at the end would need twice the memory.
         arrays = tf.nest.map_structure(
@@ -293,24 +301,19 @@ class DatasetSource(OrderedRecords):
             lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), element
         )
 
-    def stream(
-        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tf.data.Dataset:
-        records, _ = self.singles(start, stop, batch_size, order, skip_records)
-        return records.batch(batch_size)
+    def stream(self, wanted: Wanted) -> tf.data.Dataset:
+        return self.singles(wanted)[0].batch(wanted.batch_size)
 
-    def singles(
-        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
-        elements, total = self._elements, stop - start
-        part = elements.base.skip(start).take(total)
+    def singles(self, wanted: Wanted) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
+        elements, total = self._elements, wanted.stop - wanted.start
+        part = elements.base.skip(wanted.start).take(total)
         if self._draws:
             whole = part
             part = tf.data.Dataset.range(1).flat_map(lambda _: begun_anew(whole, total))
         # What the maps read may be much larger than a record: too much for the buffer.
-        are_mapped_first = order is not None and not elements.is_in_memory
+        are_mapped_first = wanted.order is not None and not elements.is_in_memory
         records = elements.mapped(part) if are_mapped_first else part
-        records = shuffled_by(records, order, self.record_bytes, total).skip(skip_records)
+        records = shuffled_by(records, wanted.order, self.record_bytes, total).skip(wanted.skip)
         return records if are_mapped_first else elements.mapped(records), as_it_is
 
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
