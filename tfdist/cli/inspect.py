@@ -105,8 +105,12 @@ def _folder_and_split(path: Path) -> tuple[Path, str | None]:
         DataError: OUT has no such split.
     """
     from tfdist.records.buckets.cache import local_shards
-    from tfdist.records.format.manifest import MANIFEST_NAME, has_client_folders, load_manifest
-    from tfdist.records.format.split_place import is_split_beside
+    from tfdist.records.format.manifest import (
+        MANIFEST_NAME,
+        has_client_folders,
+        is_split_beside,
+        load_manifest,
+    )
 
     path = local_shards(path)
     if path.exists() and not is_split_beside(path):

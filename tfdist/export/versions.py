@@ -20,8 +20,7 @@ from tfdist.export.samples import Rows, open_samples
 from tfdist.export.saved_model import signature_names, write
 from tfdist.export.warmup import WARMUP, read_warmup, write_warmup
 from tfdist.records.buckets.cache import local_shards
-from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
-from tfdist.records.format.split_place import find_split
+from tfdist.records.format.manifest import MANIFEST_NAME, find_split, load_manifest
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -17,8 +17,8 @@ import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.errors import ModelError, OptionError
 from tfdist.launch.events import emit, emit_numbers
-from tfdist.records.format.split_place import find_split
-from tfdist.records.reading.section import Section
+from tfdist.records.format.manifest import find_split
+from tfdist.records.reading.stored import Section
 from tfdist.runs import prediction_table, ranks
 from tfdist.runs.epoch_rows import numbers
 from tfdist.runs.files import replacing

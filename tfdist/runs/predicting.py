@@ -269,8 +269,7 @@ def _as_shards(
         DataError: they are not what the model was trained on, or nothing tells what that was.
     """
     from tfdist.records.buckets.cache import scratch_folder
-    from tfdist.records.format.manifest import load_manifest
-    from tfdist.records.format.split_place import find_split
+    from tfdist.records.format.manifest import find_split, load_manifest
     from tfdist.records.writing.as_trained import find_raw, write_as_trained
 
     raw = find_raw(data)

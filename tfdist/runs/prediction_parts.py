@@ -199,7 +199,7 @@ def digest_of_data(data: str) -> str:
     Raises:
         DataError: there is no such data.
     """
-    from tfdist.records.format.split_place import find_split
+    from tfdist.records.format.manifest import find_split
     from tfdist.records.writing.as_trained import find_raw
     from tfdist.records.writing.images.search import all_images
 

@@ -22,8 +22,8 @@ from tfdist.launch.jobs import Where
 from tfdist.records.format.encoding import value_of
 from tfdist.records.format.manifest import load_manifest
 from tfdist.records.format.schema import Feature, Schema
-from tfdist.records.writing.head import write_head
 from tfdist.records.writing.instances import B64
+from tfdist.records.writing.shard_folders import write_head
 from tfdist.runs import predicting
 from tfdist.serving.served import Served
 

@@ -10,7 +10,7 @@ import tfdist
 from tfdist.records.format.checking import check
 from tfdist.records.format.encoding import value_of
 from tfdist.records.format.manifest import load_manifest
-from tfdist.records.writing.head import write_head
+from tfdist.records.writing.shard_folders import write_head
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])

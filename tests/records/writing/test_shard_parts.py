@@ -15,10 +15,9 @@ from PIL import Image
 from tfdist.errors import DataError, InUseError, OptionError
 from tfdist.records import load_manifest, write
 from tfdist.records.parts import Part
-from tfdist.records.writing import looked_at, shard_parts
+from tfdist.records.writing import journal, shard_parts
 from tfdist.records.writing.images import files as image_files
-from tfdist.records.writing.journal import Journal
-from tfdist.records.writing.looked_at import LookedAtByAll
+from tfdist.records.writing.journal import Journal, LookedAtByAll
 from tfdist.records.writing.shard_parts import folders_of, merge
 from tfdist.records.writing.streams import writer as stream_writer
 
@@ -149,7 +148,7 @@ def test_all_parts_together_look_at_each_photo_once(tmp_path, photos, monkeypatc
 
 
 def test_blocks_are_divided_and_seen_while_others_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(looked_at, "_OPENED_A_SECOND", 1e9)
+    monkeypatch.setattr(journal, "_OPENED_A_SECOND", 1e9)
     paths = [tmp_path / str(number) for number in range(3)]
     each = [
         LookedAtByAll(

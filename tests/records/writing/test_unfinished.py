@@ -20,7 +20,7 @@ from tfdist.records import write
 from tfdist.records.writing import column_shards
 from tfdist.records.writing.images import files as image_files
 from tfdist.records.writing.journal import Journal
-from tfdist.records.writing.listing import listing_of
+from tfdist.records.writing.same_run import listing_of
 from tfdist.records.writing.shard_files import staging_folder
 from tfdist.records.writing.streams import writer as stream_writer
 from tfdist.records.writing.unfinished import Unfinished

@@ -6,7 +6,7 @@ import collections
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from tfdist.records.adopting.describe import Described, describe
 from tfdist.records.adopting.feature_statistics import Found
 from tfdist.records.adopting.file_patterns import Files, divide, find_files, other_splits
 from tfdist.records.adopting.in_bucket import in_a_bucket_too
-from tfdist.records.adopting.reread import changed, put
 from tfdist.records.adopting.scan import Scanned, peek, scan
 from tfdist.records.adopting.tfds import Folder, read_folder
 from tfdist.records.buckets.urls import possible
@@ -31,7 +30,7 @@ from tfdist.records.format.manifest import (
     load_manifest,
 )
 from tfdist.records.format.offsets import OFFSETS_NAME, write_offsets
-from tfdist.records.format.readings import notes_of_boxes
+from tfdist.records.format.readings import notes_of_boxes, read_as_said
 from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.roles import Asked, Roles, parted
@@ -55,23 +54,6 @@ class DamagedFilesError(CorruptShardError):
     """
 
     faults: tuple[Fault, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Reading:
-    """What the user says of how records are read; None where nothing is said."""
-
-    resize: Any
-    fit: str | None
-    color: str | None
-    max_length: Any
-
-    @property
-    def is_said(self) -> bool:
-        return any(value is not None for value in vars(self).values())
-
-    def of(self, schema: Schema) -> Schema:
-        return changed(schema, **vars(self))
 
 
 @in_a_bucket_too
@@ -132,7 +114,7 @@ def adopt(
         WriteError: the manifest cannot be written.
     """
     tell = tell or (lambda text: None)
-    reading = _Reading(resize=resize, fit=fit, color=color, max_length=max_length)
+    reading = {"resize": resize, "fit": fit, "color": color, "max_length": max_length}
     x, y = (None if names is None else [*filter(None, parted(names))] for names in (inputs, labels))
     said = Asked(inputs=x, label=y, weight=weight)
     if first_class is not None and type(first_class) is not int:
@@ -211,7 +193,7 @@ def adopt(
         _check_weights(chosen.weight, scanned)
     schema, more = _schema(chosen, described, names, first_class, before)
     notes += more
-    schema = reading.of(schema)
+    schema = read_as_said(schema, reading)
     notes += notes_of_boxes(schema)
     notes += [
         f"the images of '{feature.name}' differ in size: say in which they are read, "
@@ -239,7 +221,7 @@ def adopt(
             received=str(error),
             mend=f"Write the manifest elsewhere with {spelt('out', 'FOLDER')}",
         ) from error
-    put(folder, manifest)
+    manifest.put(folder)
     # A help only: without it the frames tell where records begin.
     with contextlib.suppress(OSError):
         write_offsets(folder, manifest, {name: item.lengths for name, item in scanned.items()})
@@ -297,18 +279,20 @@ def _check_same_files(source: Any, home: Path, before: Manifest) -> None:
         )
 
 
-def _read_otherwise(home: Path, before: Manifest, reading: _Reading, tell: Tell) -> Manifest:
-    if not reading.is_said:
+def _read_otherwise(
+    home: Path, before: Manifest, reading: Mapping[str, Any], tell: Tell
+) -> Manifest:
+    if all(value is None for value in reading.values()):
         tell(
             f"{home} has a manifest of tfdist already, and nothing was changed; say how its "
             f"records are read with {spelt('resize')}, {spelt('color')} or {spelt('max_length')}"
         )
         return before
-    manifest = replace(before, schema=reading.of(before.schema))
+    manifest = replace(before, schema=read_as_said(before.schema, reading))
     if manifest == before:
         tell(f"{home} is read so already, and nothing was changed")
         return before
-    put(home, manifest)
+    manifest.put(home)
     for note in notes_of_boxes(manifest.schema):
         tell(note)
     tell("the manifest was written anew, no record was touched")

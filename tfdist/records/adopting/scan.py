@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
-import threading
 from array import array
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tfdist.records.format.encoding import HEADER_BYTES, mask
 from tfdist.records.format.examples import features_of
 from tfdist.records.format.files import open_regular, unreadable
 from tfdist.records.format.wire import NoMessageError
+from tfdist.records.writing.processes import run_in_threads
 
 _GZIP_MAGIC = b"\x1f\x8b\x08"
 # Checksums and inflating run side by side; more than a few would only wait for the rest.
@@ -26,7 +26,7 @@ _MOST_THREADS = 4
 
 
 class _EnoughError(Exception):
-    """As many records as were asked for have been read, or nobody wants to know any more."""
+    """As many records as were asked for have been read."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ def scan(
     folder: Path,
     names: Sequence[str],
     wanted: Collection[str] | None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None],
 ) -> list[Scanned]:
     """Returns what is in each file.
 
@@ -62,23 +62,12 @@ def scan(
         wanted: the keys that are looked at; None looks at all.
         progress: called, by several threads, with the number of bytes just read.
     """
-    stopping = threading.Event()
-
-    def advance(num_bytes: int) -> None:
-        if stopping.is_set():
-            raise _EnoughError
-        if progress is not None:
-            progress(num_bytes)
-
     threads = max(1, min(_MOST_THREADS, os.cpu_count() or 1, len(names)))
-    with ThreadPoolExecutor(threads, thread_name_prefix="tfdist-adopt") as pool:
-        running = [pool.submit(scan_file, folder, name, wanted, advance) for name in names]
-        try:
-            return [done.result() for done in running]
-        except BaseException:
-            stopping.set()
-            pool.shutdown(cancel_futures=True)
-            raise
+
+    def scan_one(name: str, advance: Callable[[int], None]) -> Scanned:
+        return scan_file(folder, name, wanted, advance)
+
+    return run_in_threads(names, scan_one, count=threads, progress=progress)
 
 
 def peek(folder: Path, names: Sequence[str], records: int) -> dict[str, Found] | None:
@@ -123,13 +112,12 @@ def scan_file(
             reason = "is compressed with ZLIB, where gzip or no compression is read"
             scanned.fault = Fault(name, None, None, reason)
             return scanned
-        with ShardReader(folder / name, scanned.is_gzip, advance) as reader:
-            try:
-                faults, count = check_records(reader, name, None, looked.take)
-                reader.finish()
-            except _EnoughError:
-                if limit is None:
-                    raise
+        with (
+            ShardReader(folder / name, scanned.is_gzip, advance) as reader,
+            contextlib.suppress(_EnoughError),
+        ):
+            faults, count = check_records(reader, name, None, looked.take)
+            reader.finish()
         scanned.checksum = f"{reader.checksum:08x}"
     except OSError as error:
         reason = "is missing" if isinstance(error, FileNotFoundError) else unreadable(error)

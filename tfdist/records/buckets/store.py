@@ -6,13 +6,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from tfdist.errors import (
     DataError,
     EngineMissingError,
     TfdistError,
     cannot_write,
+    first_line,
     package_missing,
 )
 from tfdist.records.buckets.urls import PACKAGES
@@ -146,7 +146,7 @@ class Store:
         except Exception as error:  # Each package has errors of its own.
             raise DataError(
                 f"{place} must be within reach",
-                received=f"an error: {_first_line(error)}",
+                received=f"an error: {first_line(error).strip()}",
                 mend="Check the URL, the network, and your credentials and rights there",
             ) from error
 
@@ -160,7 +160,3 @@ def _missing(scheme: str, error: ImportError) -> EngineMissingError:
         received=f"an error: {error}",
         mend=f"Run pip install 'tfdist[buckets]' {package}",
     )
-
-
-def _first_line(error: BaseException) -> Any:
-    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -24,9 +24,8 @@ from tfdist.records.clients.partition import (
 from tfdist.records.clients.shard_store import ShardStore
 from tfdist.records.clients.skew import Skew
 from tfdist.records.clients.stores import ArrayStore, ClientStore, RowStore, class_ids
-from tfdist.records.format.manifest import has_client_folders
+from tfdist.records.format.manifest import find_split, has_client_folders
 from tfdist.records.format.schema import Schema
-from tfdist.records.format.split_place import find_split
 from tfdist.records.reading.graph_checks import failed_check
 from tfdist.records.reading.map_fn import MapFn, checked, spec_after
 from tfdist.records.reading.opening import open_source
@@ -176,15 +175,16 @@ class Clients:
         seed: int = 0,
     ):
         self._store = store
-        self._map = self._one_by_one = None
+        self._map = self._each = None
         self.ids = store.ids
         self._numbers = {client: number for number, client in enumerate(store.ids)}
         self.class_names = store.class_names
         self.partition = store.partition
         spec = store.spec
         if record_fn is not None:
-            self._one_by_one = OneByOne(record_fn, spec, seed)
-            spec = self._one_by_one.spec
+            self._per_record = PerRecord(record_fn, spec)
+            self._each, self._seed = _over_all(self._per_record, spec), seed
+            spec = self._per_record.spec
         self.has_weights = len(spec) == 3
         if map_fn is not None:
             traced = tf.function(map_fn)
@@ -192,7 +192,6 @@ class Clients:
             mapped = tf.function(checked(traced), input_signature=spec, autograph=False)
             self._map = mapped.get_concrete_function()
             spec = spec_after(traced, spec)
-        self._spec = spec
         self.element_spec = tf.nest.map_structure(
             lambda leaf: tf.TensorSpec(
                 None if leaf.shape.rank is None else leaf.shape[1:], leaf.dtype
@@ -238,8 +237,13 @@ class Clients:
 
     def _changed(self, records: Any, client_id: str, epoch: int) -> Any:
         try:
-            if self._one_by_one is not None:
-                records = self._one_by_one(records, self._numbers[client_id], epoch)
+            if self._each is not None:
+                leaves = tf.nest.flatten(tf.nest.map_structure(tf.convert_to_tensor, records))
+                first = self._numbers[client_id] * _APART
+                numbers = tf.range(first, first + len(leaves[0]), dtype=tf.int64)
+                seeds = seeds_of(numbers, order_seed(self._seed, epoch))
+                changed = tf.nest.flatten(self._each(*leaves, seeds))
+                records = tf.nest.pack_sequence_as(self._per_record.spec, changed)
             if self._map is None:
                 return records
             return self._map(*tf.nest.map_structure(tf.convert_to_tensor, records))
@@ -289,44 +293,17 @@ def _to_numpy(records: tuple[Any, ...]) -> tuple[Any, ...]:
 _APART = 1 << 32
 
 
-class OneByOne:
-    """A ``record_fn`` over all records of a client: the same in each try of the same round, with
-    random numbers of its own for each record.
-
-    Attributes:
-        spec: of all records of a client, after the change.
-
-    Raises:
-        DataError: what the function returns makes no batch.
+def _over_all(per_record: PerRecord, spec: Any) -> Any:
+    """Returns a traced function that changes all records of a client, each with a seed of its own:
+    the same in each try of the same round. It takes the parts of the records in a row, and seeds.
     """
+    of_one = tf.nest.map_structure(
+        lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), per_record.spec
+    )
 
-    def __init__(self, record_fn: RecordFn, spec: Any, seed: int):
-        self._per_record = PerRecord(record_fn, spec)
-        self._seed = seed
-        self.spec = self._per_record.spec
-        of_one = tf.nest.map_structure(
-            lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), self.spec
-        )
+    def changed(records: Any, seeds: tf.Tensor) -> Any:
+        return tf.map_fn(lambda one: per_record(*one), (records, seeds), fn_output_signature=of_one)
 
-        def changed(records: Any, seeds: tf.Tensor) -> Any:
-            return tf.map_fn(
-                lambda one: self._per_record(*one), (records, seeds), fn_output_signature=of_one
-            )
-
-        signature = (tuple(spec), tf.TensorSpec([None, 2], tf.int32))
-        traced = tf.function(changed, input_signature=signature, autograph=False)
-        self._changed = traced.get_concrete_function()
-
-    def __call__(self, records: Any, client: int, epoch: int) -> Any:
-        """Returns the records of a client as they are in one epoch.
-
-        Args:
-            client: its number.
-            epoch: on which the random numbers depend.
-        """
-        tensors = tf.nest.map_structure(tf.convert_to_tensor, tuple(records))
-        rows = len(tf.nest.flatten(tensors)[0])
-        numbers = tf.range(client * _APART, client * _APART + rows, dtype=tf.int64)
-        seeds = seeds_of(numbers, order_seed(self._seed, epoch))
-        leaves = (*tf.nest.flatten(tensors), seeds)
-        return tf.nest.pack_sequence_as(self.spec, tf.nest.flatten(self._changed(*leaves)))
+    signature = (tuple(spec), tf.TensorSpec([None, 2], tf.int32))
+    traced = tf.function(changed, input_signature=signature, autograph=False)
+    return traced.get_concrete_function()

@@ -173,25 +173,20 @@ class ShardStore(ClientStore):
         """Returns a traced function, one for each layout."""
         key = _key(layout)
         if key not in self._decoders:
-            self._decoders[key] = self._trace(layout)
+            import tensorflow as tf
+
+            from tfdist.records.reading.decode import decode_rows, make_decoder
+
+            def decode(rows: tf.Tensor) -> Any:
+                return decode_rows(self.schema, layout, rows)
+
+            if layout is None:
+                decode, given = make_decoder(self.schema, None), tf.TensorSpec([None], tf.string)
+            else:
+                given = tf.TensorSpec([None, layout.record_bytes], tf.uint8)
+            traced = tf.function(decode, input_signature=[given], autograph=False)
+            self._decoders[key] = traced.get_concrete_function()
         return self._decoders[key]
-
-    def _trace(self, layout: Layout | None) -> Any:
-        import tensorflow as tf
-
-        from tfdist.records.reading.decode import decode_rows, make_decoder
-
-        if layout is None:
-            return tf.function(
-                make_decoder(self.schema, None),
-                input_signature=[tf.TensorSpec([None], tf.string)],
-                autograph=False,
-            ).get_concrete_function()
-        return tf.function(
-            lambda rows: decode_rows(self.schema, layout, rows),
-            input_signature=[tf.TensorSpec([None, layout.record_bytes], tf.uint8)],
-            autograph=False,
-        ).get_concrete_function()
 
 
 def _only_split(root: Path, manifest: Manifest) -> str:

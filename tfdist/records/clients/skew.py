@@ -67,17 +67,35 @@ class Skew:
         Raises:
             OptionError: ``path`` is no .png file in a folder that exists.
         """
-        draw(self, path)
+        target = charts.checked(path)
+        figure = charts.figure(11, 6.5)
+        figure.suptitle(self._title)
+        grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
+        _draw_clients(self, figure.add_subplot(grid[0, :]))
+        records = self.num_records
+        bins = 30
+        if np.ptp(records) < bins:
+            bins = np.arange(records.min(), records.max() + 2) - 0.5
+        _draw_histogram(figure.add_subplot(grid[1, 0]), records, bins, "records of a client")
+        if self.counts is not None:
+            label = "label skew of a client: 0 as all together, to 1"
+            distances = self.distances[np.isfinite(self.distances)]
+            bins = np.linspace(0, 1, 31)
+            _draw_histogram(figure.add_subplot(grid[1, 1]), distances, bins, label)
+        charts.save(figure, target)
 
     def __str__(self) -> str:
         return as_text(*self.tables())
 
     __repr__ = __str__
 
-    def _summary(self) -> Table:
+    @property
+    def _title(self) -> str:
         dealt = "" if self.partition is None else f", {self.partition}"
-        title = f"{len(self.ids):,} clients, {self.num_records.sum():,} records{dealt}"
-        table = table_of(title, ("of a client",), ("smallest", "median", "mean", "largest"))
+        return f"{len(self.ids):,} clients, {self.num_records.sum():,} records{dealt}"
+
+    def _summary(self) -> Table:
+        table = table_of(self._title, ("of a client",), ("smallest", "median", "mean", "largest"))
         for name, values, form in self._measures():
             of_readable = values[self.num_records > 0]
             if len(of_readable):
@@ -153,27 +171,6 @@ def _whole(value: float) -> str:
 # More bars are thinner than a pixel, more names than a legend has room for.
 _CLIENTS_DRAWN = 100
 _CLASSES_NAMED = 20
-
-
-def draw(skew: Skew, path: str | Path) -> None:
-    """Writes the PNG of ``Skew.plot``."""
-    target = charts.checked(path)
-    figure = charts.figure(11, 6.5)
-    dealt = "" if skew.partition is None else f", {skew.partition}"
-    figure.suptitle(f"{len(skew.ids):,} clients, {skew.num_records.sum():,} records{dealt}")
-    grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
-    _draw_clients(skew, figure.add_subplot(grid[0, :]))
-    records = skew.num_records
-    bins = 30
-    if np.ptp(records) < bins:
-        bins = np.arange(records.min(), records.max() + 2) - 0.5
-    _draw_histogram(figure.add_subplot(grid[1, 0]), records, bins, "records of a client")
-    if skew.counts is not None:
-        label = "label skew of a client: 0 as all together, to 1"
-        distances = skew.distances[np.isfinite(skew.distances)]
-        bins = np.linspace(0, 1, 31)
-        _draw_histogram(figure.add_subplot(grid[1, 1]), distances, bins, label)
-    charts.save(figure, target)
 
 
 def _draw_clients(skew: Skew, axes: Any) -> None:

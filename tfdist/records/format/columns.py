@@ -77,12 +77,14 @@ class Columns:
         label = self.schema.class_label
         return None if label is None else self.columns[label.name]
 
-    def owned_by_class(self, column: str) -> Columns:
-        """Returns the same records, owned by their classes, when ``column`` is the class label.
+    def owned_by(self, column: str | None) -> Columns:
+        """Returns the same records, owned by their classes where ``column`` is the class label.
 
         Raises:
-            DataError: it is not.
+            DataError: it names the clients, and is neither that nor known to do so.
         """
+        if column is None or self.owners is not None:
+            return self
         label = self.schema.class_label
         if label is None or column not in (label.name, *(label.columns or ())):
             raise DataError(

@@ -61,9 +61,10 @@ class Intact:
         if shard.bytes <= _AWAITED_BYTES or self._manifest.compression != "none":
             self._check(shard)
         elif self._manifest.layout is None and not by_frames:
-            self._check_lengths(shard)
+            # TensorFlow makes room for whatever length it reads, and dies where there is none.
+            self._demand(shard, lambda path: lengths_in(path, shard) is not None)
         else:  # TensorFlow reads no length.
-            self._check_present(shard)
+            self._demand(shard, lambda path: regular_size(path) == shard.bytes)
         with self._lock:
             self._opened[number] = None
 
@@ -85,14 +86,6 @@ class Intact:
 
     def _check(self, shard: ShardInfo) -> None:
         self._demand(shard, lambda path: sums.of(path) == shard.checksum)
-
-    def _check_present(self, shard: ShardInfo) -> None:
-        self._demand(shard, lambda path: regular_size(path) == shard.bytes)
-
-    def _check_lengths(self, shard: ShardInfo) -> None:
-        """TensorFlow makes room for whatever length it reads, and dies where there is none."""
-
-        self._demand(shard, lambda path: lengths_in(path, shard) is not None)
 
     def _demand(self, shard: ShardInfo, is_right: Callable[[Path], bool]) -> None:
         with contextlib.suppress(OSError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 from crc32c import crc32c
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, cannot_write
 from tfdist.records.buckets.cache import local_shards
 from tfdist.records.format.files import open_regular, unreadable
 from tfdist.records.format.schema import Schema
@@ -154,6 +156,25 @@ class Manifest:
 
     def save(self, folder: Path) -> None:
         (folder / MANIFEST_NAME).write_text(self.to_text(), encoding="utf-8")
+
+    def put(self, folder: Path) -> None:
+        """Writes it whole, in the place of one that was there.
+
+        Raises:
+            WriteError: it cannot be written; what was there is untouched.
+        """
+        partial = folder / f".{MANIFEST_NAME}-{uuid.uuid4().hex}"
+        try:
+            with open(partial, "x", encoding="utf-8") as file:
+                file.write(self.to_text())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, folder / MANIFEST_NAME)
+        except OSError as error:
+            raise cannot_write(folder / MANIFEST_NAME, error) from error
+        finally:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
 
     def to_text(self) -> str:
         """Returns what is in the file."""
@@ -321,6 +342,44 @@ def splits_of(data: Any) -> tuple[Path, Mapping[str, SplitInfo]] | None:
     if folder is None or not (folder / MANIFEST_NAME).is_file():
         return None
     return folder, load_manifest(folder).splits
+
+
+def is_split_beside(path: Path) -> bool:
+    """Whether a folder is called as a split of the manifest beside it.
+
+    Files that others wrote may lie in such a folder.
+    """
+    is_within = not (path / MANIFEST_NAME).is_file() and (path.parent / MANIFEST_NAME).is_file()
+    return is_within and path.name in load_manifest(path.parent).splits
+
+
+def find_split(path: Path) -> tuple[Path, str, Manifest]:
+    """Returns the folder, the split and the manifest of "DIR/SPLIT", or of DIR with one split.
+
+    Raises:
+        DataError: no such folder, manifest or split.
+    """
+    path = local_shards(path)
+    if path.is_dir() and not is_split_beside(path):
+        folder, split = path, None
+    else:
+        folder, split = path.parent, path.name
+        if not (folder / MANIFEST_NAME).is_file():
+            folder, split = path, None
+    manifest = load_manifest(folder)
+    known = ", ".join(str(folder / name) for name in manifest.splits)
+    if split is None and len(manifest.splits) > 1:
+        raise DataError(
+            "one split must be chosen", received=f"only {folder}", mend=f"Choose one of {known}"
+        )
+    split = split or next(iter(manifest.splits))
+    if split not in manifest.splits:
+        raise DataError(
+            "the split must be one that the manifest names",
+            received=f"'{split}'",
+            mend=f"Choose one of {known}",
+        )
+    return folder, split, manifest
 
 
 def _how_to_write(folder: Path) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from tfdist.errors import DataError, OptionError, spelt, unknown_choice
-from tfdist.records.format.schema import FITS, Feature, Reading, Schema
+from tfdist.records.format.schema import AS_STORED, FITS, Feature, Reading, Schema
 
 COLORS = {"gray": 1, "rgb": 3}
+#: Takes a choice back: what is stored is read as it is.
+_BACK = "none"
+# What the choices that can be taken back say of how a feature is read.
+_FIELDS = {"resize": ("size", "fit"), "color": ("channels",), "max_length": ("length",)}
 
 
 def parse_size(text: str | tuple[int, int]) -> tuple[int, int]:
@@ -25,6 +29,13 @@ def parse_size(text: str | tuple[int, int]) -> tuple[int, int]:
         received=repr(text),
         mend=f"Write {spelt('resize', '224x224')}",
     )
+
+
+def check_choices(fit: str | None, color: str | None) -> None:
+    """Raises OptionError for words that are not known."""
+    for name, chosen, known in (("fit", fit, FITS), ("color", color, list(COLORS))):
+        if chosen is not None and chosen not in known:
+            raise unknown_choice(name, chosen, known)
 
 
 def with_readings(
@@ -48,10 +59,7 @@ def with_readings(
         DataError: the schema has nothing that the option could be of, or boxes of images that
             would be cropped or padded.
     """
-    if fit is not None and fit not in FITS:
-        raise unknown_choice("fit", fit, FITS)
-    if color is not None and color not in COLORS:
-        raise unknown_choice("color", color, list(COLORS))
+    check_choices(fit, color)
     if max_length is not None and (type(max_length) is not int or max_length < 1):
         raise OptionError(
             "max_length must be a whole number of at least 1",
@@ -59,17 +67,31 @@ def with_readings(
             mend="Choose 1 or more",
         )
     of_images = {"size": None if resize is None else parse_size(resize), "fit": fit}
-    schema = _changed(schema, "resize and fit", "an image", _is_image, of_images)
+    schema = _changed(schema, "resize and fit", "an image", lambda f: f.is_image, of_images)
     check_boxes(schema)
-    channels = {"channels": None if color is None else COLORS[color]}
-    schema = _changed(schema, "color", "an image as an input", _is_colored, channels)
-    return _changed(
-        schema,
-        "max_length",
-        "a feature of variable length",
-        lambda feature: feature.is_ragged,
-        {"length": max_length},
-    )
+    channels, what = {"channels": COLORS.get(color)}, "an image as an input"
+    # The pixels of a mask are numbers.
+    schema = _changed(schema, "color", what, lambda f: f.is_image and f.role != "label", channels)
+    length, what = {"length": max_length}, "a feature of variable length"
+    return _changed(schema, "max_length", what, lambda f: f.is_ragged, length)
+
+
+def read_as_said(schema: Schema, said: Mapping[str, Any]) -> Schema:
+    """Returns the schema with other readings.
+
+    Args:
+        said: the options of ``with_readings``. What is "none" is taken back, what is None
+            stays as it is.
+
+    Raises:
+        OptionError, DataError: a choice that cannot be.
+    """
+    taken = [option for option in _FIELDS if said[option] == _BACK]
+    if taken:
+        usual = {name: getattr(AS_STORED, name) for option in taken for name in _FIELDS[option]}
+        features = (replace(f, reading=replace(f.reading, **usual)) for f in schema.features)
+        schema = Schema(tuple(features))
+    return with_readings(schema, **{**said, **dict.fromkeys(taken)})
 
 
 def check_boxes(schema: Schema) -> None:
@@ -98,15 +120,6 @@ def notes_of_boxes(schema: Schema) -> Iterator[str]:
             f"a resize leaves the numbers of {', '.join(boxes)} as they are: where these are "
             "boxes, they must be relative to height and width"
         )
-
-
-def _is_image(feature: Feature) -> bool:
-    return feature.is_image
-
-
-def _is_colored(feature: Feature) -> bool:
-    # The pixels of a mask are numbers.
-    return feature.is_image and feature.role != "label"
 
 
 def _changed(

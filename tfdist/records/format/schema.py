@@ -212,19 +212,14 @@ class Feature:
                 "a feature of the schema must have a name of letters that can be shown",
                 received=repr(name),
             )
-        for key, known in (("encoding", ENCODINGS), ("role", ROLES)):
+        encoding = value.get("encoding")
+        dtypes = (STRING,) if encoding == "bytes" else RAW_DTYPES
+        for key, known in (("encoding", ENCODINGS), ("role", ROLES), ("dtype", dtypes)):
             if value.get(key) not in known:
                 raise DataError(
                     f"the {key} of feature '{name}' must be one of {', '.join(known)}",
                     received=repr(value.get(key)),
                 )
-        encoding = value["encoding"]
-        dtypes = (STRING,) if encoding == "bytes" else RAW_DTYPES
-        if value.get("dtype") not in dtypes:
-            raise DataError(
-                f"the dtype of feature '{name}' must be one of {', '.join(dtypes)}",
-                received=repr(value.get("dtype")),
-            )
         shape = _shape_from_json(name, encoding, value.get("shape"))
         longest = value.get("longest")
         is_ragged = shape[:1] == (None,) and encoding not in IMAGE_ENCODINGS

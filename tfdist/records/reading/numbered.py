@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from pathlib import Path
@@ -57,11 +58,7 @@ class NumberedRecords:
             rows = numbers[places] - (self._ends[number] - shard.records)
             self._intact.expect([number])
             self._intact.open(number, by_frames=True)
-            frames = self._frames(shard, rows)
-            if frames is None:
-                frames = self._frames(shard, rows, anew=True)
-            if frames is None:
-                raise self._intact.damaged(shard)
+            _, frames = self._frames(shard, rows)
             for place, frame in zip(places, frames, strict=True):
                 records[place] = frame if self._framed else frame[HEADER_BYTES:-FOOTER_BYTES]
         return records
@@ -72,38 +69,27 @@ class NumberedRecords:
         Raises:
             CorruptShardError: no frame begins there.
         """
-        shard = self._shards[number]
+        (begin,), _ = self._frames(self._shards[number], np.array([row]))
+        return int(begin)
+
+    def _frames(self, shard: ShardInfo, rows: np.ndarray) -> tuple[np.ndarray, list[bytes]]:
+        """Returns where the frames of records of a shard begin, and the frames.
+
+        What the index says is looked at first, and then the frames themselves.
+
+        Raises:
+            CorruptShardError: one of them is not right either way.
+        """
         for anew in (False, True):
-            found = self._begins(shard, row, anew=anew)
-            if found is not None:
-                return found
+            with contextlib.suppress(OSError):
+                found = self._offsets.of(shard, rows, anew=anew)
+                if found is None:
+                    continue
+                with open_regular(self._files / shard.file) as file:
+                    frames = [_frame(file, *place) for place in zip(*found, strict=True)]
+                if None not in frames:
+                    return found[0], frames
         raise self._intact.damaged(shard)
-
-    def _begins(self, shard: ShardInfo, row: int, *, anew: bool) -> int | None:
-        try:
-            found = self._offsets.of(shard, np.array([row]), anew=anew)
-            if found is None:
-                return None
-            (begin,), (end,) = found
-            with open_regular(self._files / shard.file) as file:
-                frame = _frame(file, begin, end)
-        except OSError:
-            return None
-        return None if frame is None else int(begin)
-
-    def _frames(
-        self, shard: ShardInfo, rows: np.ndarray, *, anew: bool = False
-    ) -> list[bytes] | None:
-        """Returns the frames of records of a shard; None when one of them is not right."""
-        try:
-            found = self._offsets.of(shard, rows, anew=anew)
-            if found is None:
-                return None
-            with open_regular(self._files / shard.file) as file:
-                frames = [_frame(file, *place) for place in zip(*found, strict=True)]
-        except OSError:
-            return None
-        return None if None in frames else frames
 
 
 def _frame(file: IO[bytes], begin: int, end: int) -> bytes | None:

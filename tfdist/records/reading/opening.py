@@ -11,16 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError
-from tfdist.records.format.manifest import Manifest, SplitInfo, load_manifest
-from tfdist.records.format.split_place import find_split
+from tfdist.records.format.manifest import Manifest, SplitInfo, find_split, load_manifest
 from tfdist.records.reading.batched import check_dense, single_records
 from tfdist.records.reading.pipes import PipeSource
 from tfdist.records.reading.rereadable import records_of
-from tfdist.records.reading.section import Section
-from tfdist.records.reading.section_source import SectionSource
-from tfdist.records.reading.shard_source import ShardSource
+from tfdist.records.reading.shard_source import ShardSource, of_section
 from tfdist.records.reading.source import ArraySource, DatasetSource, OrderedRecords
-from tfdist.records.reading.stored import Stored
+from tfdist.records.reading.stored import Section, Stored
 from tfdist.records.sources.dataframes import is_frame
 from tfdist.records.sources.recognise import called, recognise, refuse_batched
 
@@ -57,7 +54,7 @@ def open_source(
     if isinstance(source, Stored):
         return _open_stored(source, any_size=any_size)
     if isinstance(source, Section):
-        return SectionSource(source, any_size=any_size)
+        return of_section(source, any_size=any_size)
     if isinstance(source, (str, Path)):
         return ShardSource(*find_split(Path(source)), any_size=any_size)
     if isinstance(source, tuple):

@@ -1,25 +1,37 @@
-"""Shards that come through named pipes, one pipe for each pass over them."""
+"""Shards that come through named pipes, one pipe for each pass over them.
+
+A pipe cannot be sought. The shards of a split follow each other there without a mark between them.
+Where one ends is known from the manifest: by its number of records when all shards come in its
+order, by its checksum when only some come.
+"""
 
 from __future__ import annotations
 
+import io
+import os
+import select
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from crc32c import crc32c
 
-from tfdist.errors import DataError, TfdistError
-from tfdist.records.format.frame_reader import read_pipe
-from tfdist.records.format.manifest import Manifest, SplitInfo
+from tfdist.errors import CorruptShardError, DataError, TfdistError
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, mask
+from tfdist.records.format.manifest import Manifest, ShardInfo, SplitInfo
 from tfdist.records.reading.shard_source import ShardSource
-from tfdist.records.reading.source import buffer_records, shuffled_by
+from tfdist.records.reading.source import Wanted, shuffled_by
 
 # Records that cross from Python into tf.data at once: one at a time would cost more than the step.
 _BLOCK_RECORDS = 512
 _TIMEOUT_S = 300.0
+_BUFFER_BYTES = 1 << 20
+_TICK_S = 0.05
 
 
 class PipeSource(ShardSource):
@@ -82,25 +94,20 @@ class PipeSource(ShardSource):
             number, self._passes = self._passes, self._passes + 1
         return Path(f"{self._prefix}_{number}")
 
-    def _serialized(
-        self, start: int, stop: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tf.data.Dataset:
-        """Returns the serialised records in the order in which they come, shuffled by ``order``
-        within a buffer only."""
+    def _serialized(self, wanted: Wanted) -> tf.data.Dataset:
+        """Returns the serialised records in the order in which they come, shuffled within a buffer
+        only."""
+        start, stop = wanted.start, wanted.stop
         blocks = tf.data.Dataset.from_generator(
             lambda: self._blocks(start, stop), output_signature=tf.TensorSpec([None], tf.string)
         )
-        records = blocks.unbatch()
-        if order is not None:
-            records = shuffled_by(records, order, buffer_records(self._stored_bytes, stop - start))
-        return records.skip(skip_records)
+        records = shuffled_by(blocks.unbatch(), wanted.order, self._stored_bytes, stop - start)
+        return records.skip(wanted.skip)
 
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
         """As of ``_serialized``: shards come in their own order."""
         numbers = tf.data.Dataset.range(start, stop)
-        if order is None:
-            return numbers
-        return shuffled_by(numbers, order, buffer_records(self._stored_bytes, stop - start))
+        return shuffled_by(numbers, order, self._stored_bytes, stop - start)
 
     def _blocks(self, start: int, stop: int) -> Iterator[np.ndarray]:
         if (start, stop) == (0, 1) and self._first is not None:
@@ -125,3 +132,129 @@ class PipeSource(ShardSource):
             raise
         if block:
             yield np.array(block, object)
+
+
+class PipeFile(io.RawIOBase):
+    """The read end of a named pipe, with a limit on every wait.
+
+    Raises:
+        DataError: no pipe, or no data, within ``timeout_s`` seconds.
+    """
+
+    def __init__(self, path: Path, timeout_s: float):
+        super().__init__()
+        self._path, self._timeout_s = path, timeout_s
+        deadline = time.monotonic() + timeout_s
+        while not path.exists():  # The next pass's pipe is made when this one's has been opened.
+            if time.monotonic() > deadline:
+                raise self._silence("there is no such pipe")
+            time.sleep(_TICK_S)
+        # A blocking open would wait for a writer without a limit.
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLIN)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        while True:
+            # A pipe that no writer has opened yet polls as neither readable nor hung up.
+            if not self._poll.poll(self._timeout_s * 1000):
+                raise self._silence("nothing came")
+            try:
+                return os.readv(self._descriptor, [buffer])
+            except BlockingIOError:
+                continue
+
+    def close(self) -> None:
+        if not self.closed and hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+        super().close()
+
+    def _silence(self, what: str) -> DataError:
+        return DataError(
+            f"{self._path} must give data within {self._timeout_s:g} s",
+            received=what,
+            mend="Check that the channel's input mode is Pipe, and that one process reads it",
+        )
+
+
+def read_pipe(
+    path: Path, shards: tuple[ShardInfo, ...], *, some: bool, timeout_s: float
+) -> Iterator[tuple[bytes, ShardInfo | None]]:
+    """Yields each record of one pass, and with the last one of a shard that shard.
+
+    Args:
+        path: a named pipe that gives the bytes of shards one after the other.
+        shards: those that come, in this order; with ``some``, those of which some come, in any.
+        timeout_s: longest wait for the pipe, and for more of its data.
+
+    Raises:
+        CorruptShardError: bytes that are not as they were written, or too few of them; the message
+            names the shard, the record and the offset.
+        DataError: the pipe does not come or falls silent.
+    """
+    with PipeFile(path, timeout_s) as raw, io.BufferedReader(raw, _BUFFER_BYTES) as stream:
+        left = list(shards)
+        while left:
+            found = None
+            known = left if some else left[:1]
+            for record, ended in _read_shard(stream, path, known, may_end=some):
+                found = ended
+                yield record, ended
+            if found is None:  # The stream ended between two shards.
+                return
+            left.remove(found)
+        if stream.read(1):
+            raise CorruptShardError(
+                f"{path} must end with the last shard of the manifest",
+                received="more bytes",
+                mend="Check that the channel's prefix holds the shards of this split alone",
+            )
+
+
+def _read_shard(
+    stream: io.BufferedReader, path: Path, known: list[ShardInfo], *, may_end: bool
+) -> Iterator[tuple[bytes, ShardInfo | None]]:
+    record, offset, checksum = 0, 0, 0
+    longest = max(shard.records for shard in known)
+    most = max(shard.bytes for shard in known)
+    lengths = {shard.records for shard in known}
+    name = known[0].file if len(known) == 1 else "a shard"
+
+    def corrupt(reason: str) -> CorruptShardError:
+        return CorruptShardError(
+            f"{path} must give the shards as they were written",
+            received=f"{name}, record {record}, byte {offset}: {reason}",
+            mend="Check the files with `tfdist inspect DIR --check`, and upload them again",
+        )
+
+    while record < longest:
+        header = stream.read(HEADER_BYTES)
+        if not header and record == 0 and may_end:
+            return
+        if len(header) < HEADER_BYTES:
+            raise corrupt(f"the stream ends ({len(header)} of {HEADER_BYTES} bytes)")
+        length, stored = struct.unpack("<QI", header)
+        if stored != mask(crc32c(header[:8])):
+            raise corrupt("the length does not match its checksum")
+        if length > most:
+            raise corrupt(f"the length is {length}, more than any shard has")
+        body = stream.read(length + FOOTER_BYTES)
+        if len(body) < length + FOOTER_BYTES:
+            raise corrupt(f"the stream ends ({len(body)} of {length + FOOTER_BYTES} bytes)")
+        data = body[:length]
+        if struct.unpack_from("<I", body, length)[0] != mask(crc32c(data)):
+            raise corrupt("the data does not match its checksum")
+        checksum = crc32c(body, crc32c(header, checksum))
+        record += 1
+        offset += HEADER_BYTES + len(body)
+        ended = None
+        if record in lengths:
+            found = (record, offset, f"{checksum:08x}")
+            ended = next((s for s in known if (s.records, s.bytes, s.checksum) == found), None)
+        yield data, ended
+        if ended is not None:
+            return
+    raise corrupt("these bytes are of no shard of the manifest that is still to come")

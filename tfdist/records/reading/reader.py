@@ -15,15 +15,15 @@ import tensorflow as tf
 
 from tfdist.errors import CorruptShardError, DataError, EngineMissingError, OptionError, TfdistError
 from tfdist.records.format.checking import check
+from tfdist.records.format.manifest import find_split
 from tfdist.records.format.pad_to import Padding
-from tfdist.records.format.split_place import find_split
 from tfdist.records.reading import graph_checks
 from tfdist.records.reading.batch_padding import BatchPadding, check_can_pad, of_records, of_schema
 from tfdist.records.reading.images import IMAGE_NODE
 from tfdist.records.reading.map_fn import MapFn, checked, spec_after
 from tfdist.records.reading.opening import open_source
 from tfdist.records.reading.record_fn import PerRecord, RecordFn, is_of_one_shape
-from tfdist.records.reading.source import OrderedRecords, as_it_is, order_seed
+from tfdist.records.reading.source import OrderedRecords, Wanted, as_it_is, order_seed
 
 # A part of this size when decoded is kept in memory: an epoch is then one gather a batch.
 TABLE_BYTES = 512 << 20
@@ -182,7 +182,7 @@ class Records:
         if padding is not None:
             if padding.buckets is not None:
                 source.check_can_choose()
-            lengths = self._read_now(source.lengths)
+            lengths = self.read_now(source.lengths)
             self._lengths = of_schema(padding, source.schema, lengths)
             self.element_spec = self._lengths.spec(self.element_spec)
         if record_fn is not None:
@@ -197,7 +197,7 @@ class Records:
             self.element_spec = self._per_record.spec
             if padding is not None:
                 self._own_lengths = self._lengths
-                self._lengths = self._read_now(functools.partial(self._lengths_after, given))
+                self._lengths = self.read_now(functools.partial(self._lengths_after, given))
                 self.note = "record_fn runs over all records once, to know their lengths"
         if map_fn is not None:
             self.element_spec = spec_after(self._map_fn, self.element_spec)
@@ -240,15 +240,17 @@ class Records:
         skip_batches = tf.cast(skip_batches, tf.int64)
         key = order_seed(seed, epoch)
         order = order_seed(seed, epoch, part) if shuffle else None
+        wanted = Wanted(start, stop, batch_size, order, skip_batches * batch_size)
+        in_table = self._fits(start, stop)
         if self._per_record is not None:
-            records = self._each(start, stop, batch_size, order, skip_batches * batch_size, key)
-            batches = records.batch(batch_size)
-        elif self._fits(start, stop):
+            # Those of variable length are padded to the longest of all.
+            changed = self._changed(wanted, key, in_table=in_table)
+            batches = self._evened(*changed).batch(batch_size)
+        elif in_table:
             table = self._table(start, stop)
             batches = _table_batches(table, stop - start, batch_size, order, skip_batches)
         else:
-            skip_records = skip_batches * batch_size
-            batches = self._source.stream(start, stop, batch_size, order, skip_records)
+            batches = self._source.stream(wanted)
         if self.padding is not None:
             if longest is None:
                 longest = self.longest(
@@ -271,25 +273,6 @@ class Records:
             )
         return _untuned(batches.prefetch(tf.data.AUTOTUNE))
 
-    def _each(
-        self,
-        start: int,
-        stop: int,
-        batch_size: int,
-        order: tf.Tensor | None,
-        skip_records: tf.Tensor,
-        key: tf.Tensor,
-    ) -> tf.data.Dataset:
-        """Returns the records after ``record_fn``, whose random numbers come from ``key``.
-
-        Those of variable length are padded to the longest of all.
-        """
-        in_table = self._fits(start, stop)
-        records, numbers = self._changed(
-            start, stop, batch_size, order, skip_records, key, in_table=in_table
-        )
-        return self._evened(records, numbers)
-
     def _evened(self, records: tf.data.Dataset, numbers: tf.data.Dataset) -> tf.data.Dataset:
         if self.padding is None:
             return records
@@ -297,28 +280,20 @@ class Records:
 
     @tf.autograph.experimental.do_not_convert
     def _changed(
-        self,
-        start: int,
-        stop: int,
-        batch_size: int,
-        order: tf.Tensor | None,
-        skip_records: Any,
-        key: tf.Tensor,
-        *,
-        in_table: bool,
+        self, wanted: Wanted, key: tf.Tensor, *, in_table: bool
     ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
         """Returns what ``record_fn`` makes of each record, and the numbers of the records."""
+        start, stop = wanted.start, wanted.stop
         if in_table:
             table = self._table(start, stop)
-            rows = _table_order(stop - start, order)[skip_records:]
+            rows = _table_order(stop - start, wanted.order)[wanted.skip :]
             numbers = records = tf.data.Dataset.from_tensor_slices(rows + start)
 
             def decode(number: tf.Tensor) -> tuple[Any, ...]:
                 return tf.nest.map_structure(lambda column: column[number - start], table)
         else:
-            source = self._source
-            records, decode = source.singles(start, stop, batch_size, order, skip_records)
-            numbers = source.numbers(start, stop, order).skip(skip_records)
+            records, decode = self._source.singles(wanted)
+            numbers = self._source.numbers(start, stop, wanted.order).skip(wanted.skip)
         return self._changed_each(records, numbers, key, decode), numbers
 
     def _changed_each(
@@ -342,8 +317,8 @@ class Records:
     def _lengths_after(self, given: Any) -> BatchPadding:
         """Returns the paddings of what ``record_fn`` makes of records of the specs ``given``."""
         key = order_seed(0, 0)
-        all_records = (0, self.num_records, _COUNTED_RECORDS)
-        records, _ = self._changed(*all_records, None, 0, key, in_table=False)
+        all_records = Wanted(0, self.num_records, _COUNTED_RECORDS)
+        records, _ = self._changed(all_records, key, in_table=False)
         return of_records(
             self.padding, self.element_spec, self._own_lengths, given, _untuned(records)
         )
@@ -462,9 +437,10 @@ class Records:
 
     def load(self, start: int, stop: int) -> Any:
         """Returns records [start, stop) as tensors [stop - start, ...]. Called eagerly."""
-        return self._read_now(lambda: self._source.load(start, stop))
+        return self.read_now(lambda: self._source.load(start, stop))
 
-    def _read_now(self, read: Callable[[], Any]) -> Any:
+    def read_now(self, read: Callable[[], Any]) -> Any:
+        """Returns what ``read`` does. Raises what TensorFlow's errors mean, see ``explain``."""
         try:
             return read()
         except tf.errors.OpError as error:

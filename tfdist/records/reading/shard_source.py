@@ -1,4 +1,4 @@
-"""The records of one split of shards, in ordered batches."""
+"""The records of one split of shards, or of a section of it, in ordered batches."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from tfdist.errors import CorruptShardError, DataError, TfdistError
 from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES
 from tfdist.records.format.files import regular_size, unreadable
 from tfdist.records.format.intact import Intact
-from tfdist.records.format.manifest import Manifest, ShardInfo
+from tfdist.records.format.manifest import Manifest, ShardInfo, find_split
 from tfdist.records.format.schema import Schema
 from tfdist.records.reading.batch_padding import ragged_features
 from tfdist.records.reading.decode import (
     Decoder,
     batch_spec,
+    entry_counts,
     make_decoder,
     make_record_decoder,
+    parsed_values,
     spec_bytes,
 )
 from tfdist.records.reading.images import check_one_size
 from tfdist.records.reading.numbered import NumberedRecords
-from tfdist.records.reading.padding import entry_counts
-from tfdist.records.reading.parsing import parsed_values
-from tfdist.records.reading.source import OrderedRecords, buffer_records, shuffled_by
+from tfdist.records.reading.source import OrderedRecords, Wanted, shuffled_by
+from tfdist.records.reading.stored import Section
 
 _READ_BUFFER_BYTES = 1 << 20
 # Read at once where records are read by their numbers: more would only make the first batch wait.
@@ -51,6 +52,8 @@ class ShardSource(OrderedRecords):
         any_size: whether images may be read in the sizes they have, as something else makes them
             one.
         readers: see ``OrderedRecords``.
+        own: of the records of these shards, the first that is one of the source's, and the first
+            behind them; None: all are.
 
     Raises:
         DataError: images of several sizes, which make no batch.
@@ -68,6 +71,7 @@ class ShardSource(OrderedRecords):
         is_apart: bool = False,
         any_size: bool = False,
         readers: tuple[int, int] | None = None,
+        own: tuple[int, int] | None = None,
     ):
         if not any_size:
             check_one_size(manifest.schema)
@@ -92,7 +96,8 @@ class ShardSource(OrderedRecords):
             if manifest.layout
             else math.ceil(manifest.splits[split].bytes / self._ends[-1])
         )
-        self.num_records = int(self._ends[-1])
+        self._skipped, behind = own or (0, int(self._ends[-1]))
+        self.num_records = behind - self._skipped
         self.spec = batch_spec(manifest.schema)
         self._intact = self._watched(manifest)
         # To reach a record in the middle of a compressed file, all before it is unpacked.
@@ -113,32 +118,18 @@ class ShardSource(OrderedRecords):
             _check_present(self._folder, self._files / shard.file, shard)
         return Intact(self._folder, self._shards, manifest)
 
-    def stream(
-        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tf.data.Dataset:
-        return self._decoded(start, stop, batch_size, order, skip_records, self._decode)
+    def stream(self, wanted: Wanted) -> tf.data.Dataset:
+        return self._decoded(wanted, self._decode)
 
-    def singles(
-        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
+    def singles(self, wanted: Wanted) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
         # What is parsed or sliced for many at once is left to batches, images are not.
         parse, finish = make_record_decoder(self.schema, self._layout, framed=self._gives_frames)
-        batches = self._decoded(start, stop, batch_size, order, skip_records, parse)
-        return batches.unbatch(), finish
+        return self._decoded(wanted, parse).unbatch(), finish
 
-    def _decoded(
-        self,
-        start: int,
-        stop: int,
-        batch_size: int,
-        order: tf.Tensor | None,
-        skip_records: Any,
-        decode_batch: Decoder,
-    ) -> tf.data.Dataset:
-        total = stop - start
-        serialized = self._serialized(start, stop, order, skip_records)
-        batches = serialized.batch(batch_size)
-        last = -(-(total - tf.cast(skip_records, tf.int64)) // batch_size) - 1
+    def _decoded(self, wanted: Wanted, decode_batch: Decoder) -> tf.data.Dataset:
+        batches = self._serialized(wanted).batch(wanted.batch_size)
+        left = wanted.stop - wanted.start - tf.cast(wanted.skip, tf.int64)
+        last = -(-left // wanted.batch_size) - 1
 
         def decode(number: tf.Tensor, records: tf.Tensor) -> Any:
             with tf.control_dependencies([self._confirmed(number == last)]):
@@ -148,14 +139,13 @@ class ShardSource(OrderedRecords):
             decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
         )
 
-    def _serialized(
-        self, start: int, stop: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tf.data.Dataset:
+    def _serialized(self, wanted: Wanted) -> tf.data.Dataset:
         """Returns the serialised records of ``stream``, string []: without reading those that are
         skipped, unless they are shuffled and compressed."""
+        start, stop, order = wanted.start, wanted.stop, wanted.order
+        skip = tf.cast(wanted.skip, tf.int64)
         if order is None:
-            return self._in_order(start, stop, skip_records)
-        skip = tf.cast(skip_records, tf.int64)
+            return self._in_order(start, stop, skip)
         if self._numbered is None:
             return self._shuffled(start, stop, order).skip(skip)
         from_middle = tf.data.Dataset.from_tensors(skip)
@@ -173,12 +163,12 @@ class ShardSource(OrderedRecords):
 
     def _shuffled(self, start: int, stop: int, order: tf.Tensor) -> tf.data.Dataset:
         records = self._in_shuffled_shards(self._ranges(start, stop), order, self._read)
-        return shuffled_by(records, order, buffer_records(self._stored_bytes, stop - start))
+        return shuffled_by(records, order, self._stored_bytes, stop - start)
 
-    def _in_order(self, start: int, stop: int, skip_records: Any) -> tf.data.Dataset:
+    def _in_order(self, start: int, stop: int, skip: tf.Tensor) -> tf.data.Dataset:
         numbers, firsts, counts = _columns(self._ranges(start, stop))
         ends = tf.cumsum(counts)
-        left_out = tf.clip_by_value(tf.cast(skip_records, tf.int64) - ends + counts, 0, counts)
+        left_out = tf.clip_by_value(skip - ends + counts, 0, counts)
         is_left = left_out < counts
         shards = tuple(
             tf.boolean_mask(column, is_left)
@@ -188,7 +178,7 @@ class ShardSource(OrderedRecords):
 
     def _by_number(self, numbers: tf.data.Dataset) -> tf.data.Dataset:
         def read(numbers: tf.Tensor) -> tf.Tensor:
-            records = tf.numpy_function(self._numbered.read, [numbers], tf.string)
+            records = tf.numpy_function(self._numbered.read, [numbers + self._skipped], tf.string)
             return tf.ensure_shape(records, [None])
 
         at_once = max(1, min(_NUMBERED_RECORDS, _NUMBERED_BYTES // self._stored_bytes))
@@ -203,7 +193,7 @@ class ShardSource(OrderedRecords):
         def count(serialized: tf.Tensor) -> tf.Tensor:
             return entry_counts(features, parsed_values(schema, serialized))
 
-        batches = self._decoded(0, self.num_records, _COUNTED_RECORDS, None, 0, count)
+        batches = self._decoded(Wanted(0, self.num_records, _COUNTED_RECORDS), count)
         return np.concatenate(list(batches.as_numpy_iterator()))
 
     def check_can_choose(self) -> None:
@@ -227,7 +217,7 @@ class ShardSource(OrderedRecords):
         )
 
     def _read_chosen(self, numbers: np.ndarray, is_last: np.bool_) -> np.ndarray:
-        records = self._numbered.read(numbers)
+        records = self._numbered.read(numbers + self._skipped)
         if is_last:  # Each record has been compared with its own checksum only.
             self._intact.confirm_all()
         return records
@@ -258,7 +248,7 @@ class ShardSource(OrderedRecords):
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
         if order is None:
             return tf.data.Dataset.range(start, stop)
-        before = tf.constant([0, *self._ends.tolist()], tf.int64)
+        before = tf.constant([0, *self._ends.tolist()], tf.int64) - self._skipped
 
         def of_shard(shard: tf.Tensor, first: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
             number = before[shard] + first
@@ -267,10 +257,11 @@ class ShardSource(OrderedRecords):
         ranges = self._ranges(start, stop)
         # One after the other is the same order, and ten times as fast where nothing is read.
         numbers = self._in_shuffled_shards(ranges, order, of_shard, in_parallel=False)
-        return shuffled_by(numbers, order, buffer_records(self._stored_bytes, stop - start))
+        return shuffled_by(numbers, order, self._stored_bytes, stop - start)
 
     def _ranges(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """Returns (shard, first record in it, number of records) of the shards that are needed."""
+        start, stop = start + self._skipped, stop + self._skipped
         ranges = []
         begin = 0
         for number, end in enumerate(self._ends.tolist()):
@@ -352,6 +343,30 @@ class ShardSource(OrderedRecords):
         pays = self._compression or stored > _INTERLEAVE_BYTES
         # Never a function of this machine: the order must be the same on every other.
         return min(len(ranges), _MAX_INTERLEAVED) if pays else 1
+
+
+def of_section(section: Section, *, any_size: bool = False) -> ShardSource:
+    """Returns the source of a section, whose records are numbered from 0.
+
+    Args:
+        any_size: see ``ShardSource``.
+
+    Raises:
+        DataError: the shards cannot be read; CorruptShardError: one that is needed is not there.
+    """
+    folder, split, manifest = find_split(Path(section.path))
+    info = manifest.splits[split]
+    assert 0 <= section.start < section.stop <= info.records, section
+    needed, first, before = [], 0, 0
+    for shard in info.shards:
+        if before + shard.records <= section.start:
+            first = before + shard.records
+        elif before < section.stop:
+            needed.append(shard)
+        before += shard.records
+    manifest = replace(manifest, splits={split: replace(info, shards=tuple(needed))})
+    own = (section.start - first, section.stop - first)
+    return ShardSource(folder, split, manifest, is_apart=True, any_size=any_size, own=own)
 
 
 def _columns(ranges: list[tuple[int, int, int]]) -> tuple[tf.Tensor, ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import abc
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,25 @@ def order_seed(seed: int, epoch: Any, part: int = 0) -> tf.Tensor:
     return tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64) + of_part])
 
 
-class OrderedRecords(abc.ABC):
+@dataclass(frozen=True)
+class Wanted:
+    """Some records of one epoch.
+
+    Attributes:
+        start, stop: records [start, stop).
+        batch_size: of batches; of single records, how many may be held at once on the way.
+        order: the key from ``order_seed``; None for the order of the records.
+        skip: how many are left out, of those that would come first.
+    """
+
+    start: int
+    stop: int
+    batch_size: int
+    order: tf.Tensor | None = None
+    skip: Any = 0
+
+
+class OrderedRecords:
     """Records in a fixed global order.
 
     Attributes:
@@ -87,35 +105,24 @@ class OrderedRecords(abc.ABC):
         """Bytes of one decoded record; None when they are not known beforehand."""
         return spec_bytes(self.spec)
 
-    @abc.abstractmethod
-    def stream(
-        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tf.data.Dataset:
-        """Returns batches of records [start, stop) without the first ``skip_records`` of them.
+    def stream(self, wanted: Wanted) -> tf.data.Dataset:
+        """Returns batches of records."""
+        raise AssertionError("not of what is in memory")
 
-        Args:
-            order: the key from ``order_seed``; None for the order of the records.
-        """
-
-    def singles(
-        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
+    def singles(self, wanted: Wanted) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
         """Returns what ``stream`` does as single records, which may differ in size.
-
-        Args:
-            batch_size: records that may be held at once on the way.
 
         Returns:
             The records, an element each, and what decodes one: it can run in parallel.
         """
-        return self.stream(start, stop, batch_size, order, skip_records).unbatch(), as_it_is
+        return self.stream(wanted).unbatch(), as_it_is
 
-    @abc.abstractmethod
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
         """Returns the numbers of records [start, stop), int64 [], as ``stream`` orders them.
 
         No record is read.
         """
+        raise AssertionError("not of what is in memory")
 
     def lengths(self) -> np.ndarray:
         """Returns the entries of each feature of variable length, as they are read.
@@ -137,12 +144,12 @@ class OrderedRecords(abc.ABC):
         """
         raise AssertionError("of shards alone")
 
-    def confirm(self) -> None:  # noqa: B027
+    def confirm(self) -> None:
         """Returns when what has been read so far is known to be right. Raises DataError."""
 
     def load(self, start: int, stop: int) -> Any:
         """Returns records [start, stop) as tensors [stop - start, ...]. Called eagerly."""
-        batches = iter(self.stream(start, stop, _LOAD_BATCH_SIZE, None, 0).prefetch(2))
+        batches = iter(self.stream(Wanted(start, stop, _LOAD_BATCH_SIZE)).prefetch(2))
         first = next(batches)
         # Filled in place: joining the batches at the end would need twice the memory.
         arrays = tf.nest.map_structure(
@@ -196,14 +203,6 @@ class ArraySource(OrderedRecords):
         return tf.nest.map_structure(
             lambda array: tf.convert_to_tensor(array[start:stop]), self.arrays
         )
-
-    def stream(
-        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tf.data.Dataset:
-        raise AssertionError("arrays are always read from memory")
-
-    def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
-        raise AssertionError("arrays are always read from memory")
 
 
 def spec_of_rows(arrays: Any) -> Any:
@@ -302,34 +301,24 @@ class DatasetSource(OrderedRecords):
             lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), element
         )
 
-    def stream(
-        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tf.data.Dataset:
-        records, _ = self.singles(start, stop, batch_size, order, skip_records)
-        return records.batch(batch_size)
+    def stream(self, wanted: Wanted) -> tf.data.Dataset:
+        return self.singles(wanted)[0].batch(wanted.batch_size)
 
-    def singles(
-        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
-        elements, total = self._elements, stop - start
-        part = elements.base.skip(start).take(total)
+    def singles(self, wanted: Wanted) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
+        elements, total = self._elements, wanted.stop - wanted.start
+        part = elements.base.skip(wanted.start).take(total)
         if self._draws:
             whole = part
             part = tf.data.Dataset.range(1).flat_map(lambda _: begun_anew(whole, total))
-        if order is None or elements.is_in_memory:
-            return elements.mapped(self._shuffled(part, order, total).skip(skip_records)), as_it_is
         # What the maps read may be much larger than a record: too much for the buffer.
-        return self._shuffled(elements.mapped(part), order, total).skip(skip_records), as_it_is
+        are_mapped_first = wanted.order is not None and not elements.is_in_memory
+        records = elements.mapped(part) if are_mapped_first else part
+        records = shuffled_by(records, wanted.order, self.record_bytes, total).skip(wanted.skip)
+        return records if are_mapped_first else elements.mapped(records), as_it_is
 
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
-        return self._shuffled(tf.data.Dataset.range(start, stop), order, stop - start)
-
-    def _shuffled(
-        self, records: tf.data.Dataset, order: tf.Tensor | None, total: int
-    ) -> tf.data.Dataset:
-        if order is None:
-            return records
-        return shuffled_by(records, order, buffer_records(self.record_bytes, total))
+        numbers = tf.data.Dataset.range(start, stop)
+        return shuffled_by(numbers, order, self.record_bytes, stop - start)
 
 
 def _first_records(dataset: tf.data.Dataset) -> str:
@@ -373,12 +362,13 @@ def _count(dataset: tf.data.Dataset) -> int:
     return cardinality
 
 
-def buffer_records(record_bytes: int | None, num_records: int) -> int:
-    return max(1, min(num_records, _SHUFFLE_BUFFER_BYTES // max(1, record_bytes or 4096)))
-
-
-def shuffled_by(records: tf.data.Dataset, order: tf.Tensor, buffer_records: int) -> tf.data.Dataset:
-    """Shuffles by ``order`` alone."""
+def shuffled_by(
+    records: tf.data.Dataset, order: tf.Tensor | None, record_bytes: int | None, num_records: int
+) -> tf.data.Dataset:
+    """Shuffles by ``order`` alone, in a buffer of as many records as fit into it; None does not."""
+    if order is None:
+        return records
+    held = max(1, min(num_records, _SHUFFLE_BUFFER_BYTES // max(1, record_bytes or 4096)))
     seed = tf.random.stateless_uniform((), order, maxval=2**31 - 1, dtype=tf.int64)
 
     def shuffled(seed: tf.Tensor) -> tf.data.Dataset:
@@ -386,6 +376,6 @@ def shuffled_by(records: tf.data.Dataset, order: tf.Tensor, buffer_records: int)
         # the function's, so fixing its seed leaves the user's tf.random.set_seed alone, and
         # independent of it.
         tf.random.set_seed(1)
-        return records.shuffle(buffer_records, seed=seed, reshuffle_each_iteration=False)
+        return records.shuffle(held, seed=seed, reshuffle_each_iteration=False)
 
     return tf.data.Dataset.from_tensors(seed).flat_map(shuffled)

@@ -1,4 +1,4 @@
-"""The name of shards that lie apart from their manifest, as a cloud delivers them."""
+"""The names of shards of which some are there, or that lie apart from their manifest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Shards of one split that lie apart from their manifest.
+    """Shards of one split that lie apart from their manifest, as a cloud delivers them.
 
     Attributes:
         manifest: the folder of manifest.json.
@@ -27,3 +27,16 @@ class Stored:
     divided: bool = False
     reader: int = 0
     readers: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """Records [start, stop) of a split: their shards alone need to be there.
+
+    Attributes:
+        path: "DIR/SPLIT", or DIR when it has one split.
+    """
+
+    path: str
+    start: int
+    stop: int

@@ -45,13 +45,8 @@ def text_vectorizer(
     inputs = records.element_spec[0]
     name = _text_feature(inputs, feature)
     batches = records.batches(0, records.num_records, _BATCH_SIZE, shuffle=False, seed=0, epoch=0)
-    try:
-        layer.adapt(batches.map(lambda x, *_: x if name is None else x[name]))
-    except tf.errors.OpError as error:
-        explained = records.explain(error)
-        if explained is None:
-            raise
-        raise explained from error
+    texts = batches.map(lambda x, *_: x if name is None else x[name])
+    records.read_now(lambda: layer.adapt(texts))
     return layer
 
 

@@ -19,6 +19,7 @@ from tfdist.records.format.manifest import MANIFEST_NAME, holds_only_others
 from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.wording import listed
 from tfdist.records.writing.column_shards import write_columns
+from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.images.search import all_images
 from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.roles import WEIGHT, Asked
@@ -125,7 +126,7 @@ def _of_images(
     rows = chosen(len(images))
     images = images[rows.start : rows.stop]
     paths = [image.path for image in images]
-    headers = read_headers(paths, decode=True, workers=cores())
+    headers = read_headers(paths, ImageOptions(workers=cores()))
     bad = [f"{path}: {why}" for path, why in zip(paths, headers, strict=True) if type(why) is str]
     if bad:
         raise DataError(

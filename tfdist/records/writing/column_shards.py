@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,9 +26,9 @@ from tfdist.records.format.splits import (
     parse_split,
 )
 from tfdist.records.parts import Part
-from tfdist.records.writing.listing import content_of
 from tfdist.records.writing.options import WriteOptions, cores
-from tfdist.records.writing.processes import may_fork, run_in_processes
+from tfdist.records.writing.processes import may_fork, run_in_processes, run_in_threads
+from tfdist.records.writing.same_run import content_of
 from tfdist.records.writing.shard_files import (
     SUFFIX,
     Counter,
@@ -83,9 +82,17 @@ def write_columns(
     own = plan if options.part is None else _part_of(plan, options.part)
     with said_of(out), _place(out, run, whole) as place, stop_on_sigterm():
         infos = _write_shards(place, columns, own, options)
+        ids = {name: class_ids[r] for name, r in rows.items()} if class_ids is not None else {}
         manifest = Manifest(
             schema=columns.schema,
-            splits=_summarise(columns, rows, plan, infos, options.partition),
+            splits={
+                name: SplitInfo(
+                    shards=tuple(shards),
+                    class_counts=count_classes(ids[name]) if name in ids else None,
+                    partition=None if plan[name][0].client is None else str(partition),
+                )
+                for name, shards in infos.items()
+            },
             layout=make_layout(columns.schema, columns.varint_widths()),
             source=columns.kind,
             seed=options.seed,
@@ -241,24 +248,6 @@ def _part_of(plan: Mapping[str, list[_Shard]], part: Part) -> dict[str, list[_Sh
     return {name: [shard for shard in shards if shard.file in own] for name, shards in plan.items()}
 
 
-def _summarise(
-    columns: Columns,
-    rows: Mapping[str, np.ndarray],
-    plan: Mapping[str, list[_Shard]],
-    infos: Mapping[str, list[ShardInfo]],
-    partition: Partition | None,
-) -> dict[str, SplitInfo]:
-    class_ids = columns.class_ids()
-    splits = {}
-    for name, shards in infos.items():
-        splits[name] = SplitInfo(
-            shards=tuple(shards),
-            class_counts=None if class_ids is None else count_classes(class_ids[rows[name]]),
-            partition=None if plan[name][0].client is None else str(partition),
-        )
-    return splits
-
-
 def _write_shards(
     place: Place,
     columns: Columns,
@@ -274,8 +263,9 @@ def _write_shards(
     # Pillow and files work outside Python's lock; records are made within it.
     workers = options.workers or (cores() if columns.are_images else 1)
     by_processes = workers > 1 and not columns.are_images and may_fork()
-    written = (_by_processes if by_processes else _by_threads)(
-        place, _Writer(place.folder, columns, options.compression), left, counter, workers
+    write = _Writer(place.folder, columns, options.compression)
+    written = (run_in_processes if by_processes else run_in_threads)(
+        left, write, count=workers, done=place.note, progress=counter.add
     )
     infos = {**place.whole, **{info.file: info for info in written}}
     return {name: [infos[shard.file] for shard in shards] for name, shards in plan.items()}
@@ -309,40 +299,3 @@ class _Writer:
             client=shard.client,
             class_counts=None if ids is None else count_classes(ids[shard.rows]),
         )
-
-
-def _by_processes(
-    place: Place, write: _Writer, shards: Sequence[_Shard], counter: Counter, workers: int
-) -> list[ShardInfo]:
-    return run_in_processes(shards, write, count=workers, done=place.note, progress=counter.add)
-
-
-class _StoppedError(Exception):
-    """Ends a thread whose shard nobody wants any more."""
-
-
-def _by_threads(
-    place: Place, write: _Writer, shards: Sequence[_Shard], counter: Counter, workers: int
-) -> list[ShardInfo]:
-    stopping = threading.Event()
-
-    def progress(records: int) -> None:
-        counter.add(records)
-        if stopping.is_set():
-            raise _StoppedError
-
-    def write_one(shard: _Shard) -> ShardInfo:
-        info = write(shard, progress)
-        place.note(info)
-        return info
-
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="tfdist-writer")
-    try:
-        futures = [pool.submit(write_one, shard) for shard in shards]
-        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
-            future.result()
-        return [future.result() for future in futures]
-    finally:
-        # Also on Ctrl-C: no thread may write into a folder that is being removed.
-        stopping.set()
-        pool.shutdown(wait=True, cancel_futures=True)

@@ -1,15 +1,29 @@
-"""A file of what is done, a line each, from which nothing is lost but the line that was cut."""
+"""A file of what is done, a line each, from which nothing is lost but the line that was cut.
+
+And what was found in files that were looked at, in blocks: noted in such a file, so that no one
+looks again.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import random
 import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from crc32c import crc32c
+
+from tfdist.records.parts import Part
+from tfdist.records.writing.shard_files import said_of
+
+# As many journals are opened each second, however many parts there are.
+_OPENED_A_SECOND = 20
 
 
 def whole_lines(content: bytes) -> tuple[list[Any], int]:
@@ -56,3 +70,98 @@ class Journal:
                 self._end += len(line)
             finally:
                 os.close(descriptor)
+
+
+class LookedAt:
+    """Blocks of files, each by the number of its first file, and what was found in them.
+
+    Args:
+        path: of the journal.
+        begin: called before a line is written: makes the folder that the journal is in.
+        out: what is to be written in the end.
+
+    Raises:
+        OSError: the journal is there and cannot be read.
+    """
+
+    def __init__(self, path: Path, begin: Callable[[], None], out: Path):
+        self._journal, self._begin, self._out = Journal(path), begin, out
+        self._found: dict[int, Any] = {}
+        self._take(self._journal.entries)
+
+    def in_turn(self, firsts: Sequence[int]) -> Sequence[int]:
+        """Returns the blocks in the order in which to look at them."""
+        return firsts
+
+    def found(self) -> dict[int, Any]:
+        """Returns what is known by now, by block; any thread may ask."""
+        return self._found
+
+    def add(self, first: int, told: Any) -> None:
+        """Notes what was found in a block; any thread may. Raises DataError."""
+        self._note((first, told))
+
+    def _note(self, entry: Sequence[Any]) -> None:
+        with said_of(self._out):
+            self._begin()
+            self._journal.add(entry)
+
+    def _take(self, entries: Iterable[Any]) -> None:
+        self._found.update(entries)
+
+
+class LookedAtByAll(LookedAt):
+    """Blocks that all parts of a job array look at, each block once, whoever is there to do it.
+
+    Each part begins with blocks of its own, and then takes what no other has noted yet: none waits
+    for another, which may not have been started. Two look at the same block where they take it at
+    almost the same time.
+
+    Args:
+        of: the part that this is.
+        others: the journals of the other parts, which may be there or not.
+        key: what tells files and options from others; each line has it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        begin: Callable[[], None],
+        out: Path,
+        *,
+        of: Part,
+        others: Sequence[Path],
+        key: str,
+    ):
+        self._of, self._key = of, key
+        self._ends = dict.fromkeys(others, 0)
+        self._lock, self._again_at = threading.Lock(), 0.0
+        super().__init__(path, begin, out)
+
+    def in_turn(self, firsts: Sequence[int]) -> Sequence[int]:
+        start, stop = self._of.range_of(len(firsts))
+        rest = [*firsts[:start], *firsts[stop:]]
+        # Parts that are done with their own must not go on with the same one.
+        random.Random(self._of.number).shuffle(rest)
+        return [*firsts[start:stop], *rest]
+
+    def found(self) -> dict[int, Any]:
+        with self._lock:
+            if time.monotonic() >= self._again_at:
+                for path in self._ends:
+                    self._read(path)
+                self._again_at = time.monotonic() + len(self._ends) / _OPENED_A_SECOND
+        return self._found
+
+    def add(self, first: int, told: Any) -> None:
+        self._note((self._key, first, told))
+
+    def _read(self, path: Path) -> None:
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(self._ends[path])
+            entries, size = whole_lines(file.read())
+            self._ends[path] += size
+            self._take(entries)
+
+    def _take(self, entries: Iterable[Any]) -> None:
+        super()._take((first, told) for key, first, told in entries if key == self._key)

@@ -1,6 +1,6 @@
-"""Work in several processes that share what the parent holds in memory.
+"""Work in several processes that share what the parent holds in memory, or in several threads.
 
-They are forked, so that columns of any size are given to none of them. Only for work that uses
+Processes are forked, so that columns of any size are given to none of them. Only for work that uses
 Python and NumPy alone, and in a program that has not imported TensorFlow, whose threads a fork
 would break.
 """
@@ -13,7 +13,10 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -81,6 +84,46 @@ def run_in_processes(
             process.kill()
             process.join()
             connection.close()
+
+
+class _StoppedError(Exception):
+    """Ends a thread whose work nobody wants any more."""
+
+
+def run_in_threads(
+    jobs: Sequence[Any],
+    work: Work,
+    *,
+    count: int,
+    done: Callable[[Any], None] = lambda result: None,
+    progress: Callable[[int], None],
+) -> list[Any]:
+    """As ``run_in_processes``; ``done`` and ``progress`` are called by the threads.
+
+    Where one fails, or on Ctrl-C, the others end when they next tell what they have done.
+    """
+    stopping = threading.Event()
+
+    def advance(number: int) -> None:
+        progress(number)
+        if stopping.is_set():
+            raise _StoppedError
+
+    def run(job: Any) -> Any:
+        result = work(job, advance)
+        done(result)
+        return result
+
+    pool = ThreadPoolExecutor(count, thread_name_prefix="tfdist-work")
+    try:
+        futures = [pool.submit(run, job) for job in jobs]
+        for future in wait_for(futures, return_when=FIRST_EXCEPTION).done:
+            future.result()
+        return [future.result() for future in futures]
+    finally:
+        # No thread may write into a folder that is being removed.
+        stopping.set()
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _received(connection: Connection, process: Any) -> tuple[str, int, Any]:

@@ -26,9 +26,9 @@ from tfdist.records.writing.array_files import (
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.roles import WEIGHT, Asked
 from tfdist.records.writing.tables.files import NAMES as TABLES
-from tfdist.records.writing.tables.files import SPREADSHEETS, from_table_file, kind_of_file
-from tfdist.records.writing.tables.frames import from_dataframe
+from tfdist.records.writing.tables.files import SPREADSHEETS, kind_of_file, read_table
 from tfdist.records.writing.tables.json_lines import AS_JSON_LINES
+from tfdist.records.writing.tables.typed import from_dataframe
 from tfdist.records.writing.text_folders import from_text_folders, holds_texts
 
 DIGITS = "digits"
@@ -83,14 +83,7 @@ def read_raw(
         )
     else:
         columns = _from_structure("arrays", source, client)
-    return owned_columns(columns, client)
-
-
-def owned_columns(columns: Columns, client: str | None) -> Columns:
-    """Returns the records owned by their classes, when the class label names their clients."""
-    if client is not None and columns.owners is None:
-        return columns.owned_by_class(client)
-    return columns
+    return columns.owned_by(client)
 
 
 def _check_asked(source: Any, asked: Asked, images: ImageOptions) -> None:
@@ -150,7 +143,9 @@ def _open_named(source: str | Path, asked: Asked, images: ImageOptions) -> Colum
             mend="Check its spelling, or write the whole path",
         )
     if kind_of_file(path) is not None:
-        return from_table_file(path, asked)
+        from tfdist.records.writing.tables.records import columns_of_table
+
+        return columns_of_table(read_table(path), asked, last_is_label=True)
     if path.suffix.lower() == ".npz":
         return from_npz(path, asked)
     if path.suffix.lower() == ".npy":

@@ -1,12 +1,17 @@
-"""Another folder of shards as a source: its records are dealt anew, and stay byte for byte."""
+"""Another folder of shards as a source: its records are dealt anew, or the first of them taken.
+
+They stay byte for byte.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from crc32c import crc32c
 
 from tfdist import __version__
 from tfdist.errors import DataError, OptionError
@@ -25,8 +30,7 @@ from tfdist.records.writing.options import WriteOptions
 from tfdist.records.writing.raw_sources import DIGITS
 from tfdist.records.writing.shard_files import Counter, staging_folder, stop_on_sigterm
 from tfdist.records.writing.shard_sizes import shards_for
-from tfdist.records.writing.streams.mixing import BUFFER_BYTES, held_bytes
-from tfdist.records.writing.streams.shards import StreamShards
+from tfdist.records.writing.streams.shards import BUFFER_BYTES, StreamShards, held_bytes
 from tfdist.records.writing.streams.writer import cut_frames, mixing_note
 
 _READ_BYTES = 1 << 20
@@ -43,10 +47,10 @@ class ShardFolder:
     folder: Path
     manifest: Manifest
 
-    def columns(self) -> Columns:
-        """Returns what there is to say of the source before it is written."""
+    def columns(self, notes: Sequence[str]) -> Columns:
+        """Returns what there is to say of the source before it is written; ``notes``: the last."""
         note = "records of shards are written as they are, and shuffled anew"
-        return Columns("shards", self.manifest.schema, {}, notes=(note,))
+        return Columns("shards", self.manifest.schema, {}, notes=(note, *notes))
 
 
 def find_shards(source: object) -> ShardFolder | None:
@@ -176,3 +180,39 @@ def _class_ids(frames: list[bytes], manifest: Manifest) -> np.ndarray | None:
         return None
     ids = [int64_in(frame[HEADER_BYTES:-FOOTER_BYTES], label.name)[0] for frame in frames]
     return np.array(ids, np.int64)
+
+
+def write_head(
+    paths: Sequence[Path], manifest: Manifest, split: str, count: int, folder: Path
+) -> list[bytes]:
+    """Writes a new folder of shards. Returns its records.
+
+    Args:
+        paths: the shards of the split, in their order.
+        manifest: which describes them.
+        count: of the records, at most.
+    """
+    frames, records = _first(paths, manifest, count)
+    checksum = f"{crc32c(frames):08x}"
+    own = ShardInfo(
+        file="first.tfrecord", records=len(records), bytes=len(frames), checksum=checksum
+    )
+    info = replace(manifest.splits[split], shards=(own,), class_counts=None, partition=None)
+    folder.mkdir()
+    (folder / own.file).write_bytes(frames)
+    alone = replace(manifest, splits={split: info}, compression="none", shards_in=None)
+    alone.save(folder)
+    return records
+
+
+def _first(paths: Sequence[Path], manifest: Manifest, count: int) -> tuple[bytes, list[bytes]]:
+    """Returns the frames of the first records, and these."""
+    frames, records = b"", []
+    for path in paths:
+        with ShardReader(path, manifest.compression == "gzip", None) as reader:
+            while len(records) < count and (header := bytes(reader.read(HEADER_BYTES))):
+                (size,) = struct.unpack("<Q", header[:8])
+                body = bytes(reader.read(size + FOOTER_BYTES))
+                frames += header + body
+                records.append(body[:-FOOTER_BYTES])
+    return frames, records

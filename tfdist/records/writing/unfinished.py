@@ -27,10 +27,8 @@ from tfdist.errors import DataError, InUseError, spelt
 from tfdist.records.format.files import sums
 from tfdist.records.format.manifest import ShardInfo
 from tfdist.records.parts import Part
-from tfdist.records.writing.journal import Journal
-from tfdist.records.writing.listing import Listing
-from tfdist.records.writing.looked_at import LookedAt, LookedAtByAll
-from tfdist.records.writing.same_run import check_same
+from tfdist.records.writing.journal import Journal, LookedAt, LookedAtByAll
+from tfdist.records.writing.same_run import Listing, check_same
 
 SUFFIX = ".unfinished"
 STATE = "unfinished.json"
@@ -265,12 +263,8 @@ class Unfinished:
             self.remove()
 
     def remove(self) -> None:
-        """Removes what is kept."""
+        """Removes what is kept: what tfdist has put there, and the folder if that was all."""
         self._is_begun = False
-        self._remove_own()
-
-    def _remove_own(self) -> None:
-        """Removes what tfdist has put there, and the folder if that was all."""
         for name in (_SHARDS, _REPLACED):
             shutil.rmtree(self.folder / name, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -300,7 +294,7 @@ class Unfinished:
             check_same(self.now, state)
             self.now, self._is_begun, self.is_resumed = state, True, True
         elif overwrite:
-            self._remove_own()
+            self.remove()
             self._release()
         else:
             raise DataError(

@@ -20,12 +20,11 @@ from tfdist.records.writing.column_shards import write_columns
 from tfdist.records.writing.images.options import ImageOptions, image_options
 from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.places import check_apart, check_free, check_kept, on_this_machine
-from tfdist.records.writing.raw_sources import check_no_table, owned_columns, read_raw
+from tfdist.records.writing.raw_sources import check_no_table, read_raw
 from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.same_run import check_same, known_by, said_in
 from tfdist.records.writing.shard_files import Progress, said_of, stop_on_sigterm
 from tfdist.records.writing.shard_folders import (
-    ShardFolder,
     find_shards,
     refuse_for_shards,
     write_shards_anew,
@@ -249,11 +248,16 @@ def write(
                 return _write_records(here, folder, options, asked, images, batched, kept)
             images.check_unused(here)
             check_no_table(here, asked)
-            refused = {
-                "label, inputs and drop": asked.names_columns,
-                "batched": batched is not None,
-            }
-            return _write_shards_anew(shards, folder, options, refused, run.notes)
+            refuse_for_shards(
+                {
+                    **options.needing_all_records(),
+                    "label, inputs and drop": asked.names_columns,
+                    "batched": batched is not None,
+                }
+            )
+            options.tell(shards.columns(run.notes))
+            with said_of(folder):
+                return write_shards_anew(shards, folder, options)
 
 
 def _is_read_once(source: Any) -> bool:
@@ -281,7 +285,7 @@ def _write_records(
     check_no_table(source, asked)
     head = read_head(stream, images)
     if head.is_whole:
-        return write_columns(owned_columns(head.columns(), asked.client), out, options, run)
+        return write_columns(head.columns().owned_by(asked.client), out, options, run)
     if run is not None and run.is_resumed:
         raise DataError(
             f"{spelt('resume', True)} must find the records that the run which was ended found",
@@ -290,20 +294,6 @@ def _write_records(
         )
     stream.notes += run.notes if run is not None else []
     return _write_stream(stream, head, out, options)
-
-
-def _write_shards_anew(
-    source: ShardFolder,
-    out: Path,
-    options: WriteOptions,
-    refused: Mapping[str, bool],
-    notes: Sequence[str],
-) -> Manifest:
-    refuse_for_shards({**options.needing_all_records(), **refused})
-    columns = source.columns()
-    options.tell(replace(columns, notes=(*columns.notes, *notes)))
-    with said_of(out):
-        return write_shards_anew(source, out, options)
 
 
 def _write_stream(stream: Stream, head: Head, out: Path, options: WriteOptions) -> Manifest:

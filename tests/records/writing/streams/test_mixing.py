@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tfdist.records.writing.streams.mixing import MixingBuffer, ShardDeal, SplitPattern
+from tfdist.records.writing.streams.shards import MixingBuffer, ShardDeal, SplitPattern
 
 
 def test_shares_are_exact_in_every_block():

@@ -22,8 +22,7 @@ from tfdist.records.format.image_bytes import (
     orientation_of,
     undecodable,
 )
-from tfdist.records.writing.images.resizing import Resizing, resized, turned
-from tfdist.records.writing.looked_at import LookedAt
+from tfdist.records.writing.images.options import ImageOptions
 
 # Formats and modes whose files tf.io decodes to the pixels that Pillow sees: their bytes are kept.
 _KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB", "RGBA", "I;16", "I;16B", "I")}
@@ -51,6 +50,16 @@ _MASKS = {"L": "L", "1": "L", "P": "L", "I;16": "I;16", "I;16B": "I;16", "I": "I
 _AT_ONCE = 64
 _LOSSY = ("JPEG", "WEBP", "MPO")
 _JPEG_QUALITY = 95
+# What turns an image of each orientation of EXIF upright.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +101,23 @@ class Header:
 
 
 def read_headers(
-    paths: Sequence[Path],
-    *,
-    decode: bool,
-    workers: int = 1,
-    are_masks: bool = False,
-    journal: LookedAt | None = None,
+    paths: Sequence[Path], options: ImageOptions, what: str = "images"
 ) -> list[Header | str]:
     """Returns what each file is; for one that cannot be read, why.
 
     Args:
-        decode: whether every pixel is decoded too.
-        are_masks: whether their pixels are numbers of classes.
-        journal: of what was found in the same files before, to which is added what is found now.
+        what: "masks", of which the pixels are numbers of classes, or "images".
     """
+    # Of what was found in the same files before; what is found now is added.
+    journal = options.journal(what)
 
     def read(first: int) -> list[Any]:
         found = {} if journal is None else journal.found()
         if first in found:
             return found[first]
         headers = [
-            _read_header(path, decode, are_masks) for path in paths[first : first + _AT_ONCE]
+            _read_header(path, options.decode, what == "masks")
+            for path in paths[first : first + _AT_ONCE]
         ]
         told = [header if isinstance(header, str) else astuple(header) for header in headers]
         if journal is not None:
@@ -122,7 +127,7 @@ def read_headers(
     firsts = range(0, len(paths), _AT_ONCE)
     in_turn = firsts if journal is None else journal.in_turn(firsts)
     # Pillow decodes outside Python's lock.
-    with ThreadPoolExecutor(workers, thread_name_prefix="tfdist-images") as pool:
+    with ThreadPoolExecutor(options.workers, thread_name_prefix="tfdist-images") as pool:
         told = dict(zip(in_turn, pool.map(read, in_turn), strict=True))
     return [
         each if isinstance(each, str) else Header(*each) for first in firsts for each in told[first]
@@ -216,6 +221,14 @@ def _header(image: Image.Image, mode: str, kept: bool, orientation: int = UPRIGH
     )
 
 
+@dataclass(frozen=True)
+class Resizing:
+    """Height and width, and how they are reached: "stretch", "crop" or "pad"."""
+
+    size: tuple[int, int]
+    fit: str
+
+
 class ImageFiles:
     """A column of image files, read when they are written: a protocol of ``format.columns``.
 
@@ -280,3 +293,36 @@ def rewritten(
     else:
         image.save(file, "PNG")
     return file.getvalue()
+
+
+def turned(image: Image.Image, orientation: int) -> Image.Image:
+    """Returns an image upright, which says nothing of an orientation any more."""
+    if orientation not in _TURNS:
+        return image
+    upright = image.transpose(_TURNS[orientation])
+    upright.info.pop("exif", None)
+    return upright
+
+
+def resized(image: Image.Image, to: Resizing, *, is_mask: bool = False) -> Image.Image:
+    """Returns an image in another size: with Lanczos' filter, or the nearest pixels of a mask."""
+    if is_mask:
+        return _fitted(image, to, Image.Resampling.NEAREST)
+    if not image.mode.startswith("I"):
+        return _fitted(image, to, Image.Resampling.LANCZOS)
+    # Pillow filters no 16-bit pixels.
+    wide = Image.fromarray(np.asarray(image).astype(np.float32))
+    values = np.asarray(_fitted(wide, to, Image.Resampling.LANCZOS))
+    most = np.iinfo(np.uint16).max
+    return Image.fromarray(values.round().clip(0, most).astype(np.uint16))
+
+
+def _fitted(image: Image.Image, to: Resizing, filtered: Image.Resampling) -> Image.Image:
+    from PIL import ImageOps
+
+    size = (to.size[1], to.size[0])
+    if to.fit == "crop":
+        return ImageOps.fit(image, size, filtered)
+    if to.fit == "pad":
+        return ImageOps.pad(image, size, filtered, color=0)
+    return image.resize(size, filtered)

@@ -21,10 +21,9 @@ from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.images import masks as image_masks
 from tfdist.records.writing.images.coco import FOLDER as COCO_FOLDER
 from tfdist.records.writing.images.coco import MOST_RELATIVE, annotation_files
-from tfdist.records.writing.images.files import Header, ImageFiles, read_headers
+from tfdist.records.writing.images.files import Header, ImageFiles, Resizing, read_headers
 from tfdist.records.writing.images.notes import notes_of_files, notes_of_folders, notes_of_masks
 from tfdist.records.writing.images.options import ImageOptions
-from tfdist.records.writing.images.resizing import Resizing
 from tfdist.records.writing.images.search import FoundImage, find_images
 from tfdist.records.writing.roles import Asked
 
@@ -50,12 +49,7 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
     loose = options.labels is not None or options.masks is not None
     listing = find_images(folder, loose=loose, without=options.masks)
     images = listing.images
-    headers = read_headers(
-        [image.path for image in images],
-        decode=options.decode,
-        workers=options.workers,
-        journal=options.journal("images"),
-    )
+    headers = read_headers([image.path for image in images], options)
     faults = _Faults(folder, images, headers, options)
     table = masks = None
     if options.labels is not None:
@@ -66,13 +60,7 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
         own = {path.resolve() for path in (table.path, *table.files)}
         listing.foreign = [n for n in listing.foreign if (folder / n).resolve() not in own]
     if options.masks is not None:
-        masks = image_masks.find_masks(
-            options.masks,
-            images,
-            decode=options.decode,
-            workers=options.workers,
-            journal=options.journal("masks"),
-        )
+        masks = image_masks.find_masks(images, options)
         faults.of_masks(masks)
     kept = faults.kept()
     images, headers = [images[n] for n in kept], [headers[n] for n in kept]

@@ -16,8 +16,7 @@ from tfdist.records.writing.images import coco
 from tfdist.records.writing.images.search import SUFFIXES
 from tfdist.records.writing.tables.files import NAMES, read_table
 from tfdist.records.writing.tables.infer import infer
-from tfdist.records.writing.tables.row_errors import refuse
-from tfdist.records.writing.tables.table import Cells, Table, Values, Written
+from tfdist.records.writing.tables.table import Cells, Table, Values, Written, refuse
 
 _FILE_COLUMNS = (
     "file",
@@ -62,21 +61,6 @@ class LabelRows:
         """Returns the values of a column as they are written, "" where there is none."""
         texts = infer(self.table.columns[name], is_text=True).values.tolist()
         return [text.strip() for text in texts]
-
-
-@dataclass(frozen=True)
-class Matched:
-    """Which row belongs to which image.
-
-    Attributes:
-        column: the one that names the files.
-        rows: of each image, the number of its row; None where it has none.
-        astray: the rows without an image, such as "line 3: cat.png, which is no image here".
-    """
-
-    column: str
-    rows: list[int | None]
-    astray: list[str]
 
 
 def read_label_rows(path: str | Path, folder: Path) -> LabelRows:
@@ -159,13 +143,17 @@ def _of_coco(path: Path, files: Sequence[Path]) -> LabelRows:
     )
 
 
-def match(rows: LabelRows, images: Sequence[str]) -> Matched:
-    """Returns the row of each image.
+def match(rows: LabelRows, images: Sequence[str]) -> tuple[str, list[int | None], list[str]]:
+    """Returns which row belongs to which image.
 
     A file is named by its path in the folder or by its name, with its suffix or without.
 
     Args:
         images: their paths in the folder.
+
+    Returns:
+        The column that names the files; of each image the number of its row, None where it has
+        none; and the rows without an image, such as "line 3: cat.png, which is no image here".
 
     Raises:
         DataError: no column names files, or several rows name the same one.
@@ -188,7 +176,7 @@ def match(rows: LabelRows, images: Sequence[str]) -> Matched:
             received=f"{len(twice):,} rows that name one again: {listed(twice, 20)}",
             mend="Put all boxes of an image into one line of JSON, as a list of lists",
         )
-    return Matched(column, of_images, astray)
+    return column, of_images, astray
 
 
 def _plain(text: str) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tfdist.errors import DataError
 from tfdist.records.writing.images.files import Header, ImageFiles, read_headers
+from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.images.search import FoundImage
-from tfdist.records.writing.looked_at import LookedAt
 
 NAME = "mask"
 
@@ -34,20 +34,13 @@ class FoundMasks:
         return ImageFiles(paths, headers, are_masks=True, **options)
 
 
-def find_masks(
-    folder: str | Path,
-    images: Sequence[FoundImage],
-    *,
-    decode: bool,
-    workers: int,
-    journal: LookedAt | None = None,
-) -> FoundMasks:
+def find_masks(images: Sequence[FoundImage], options: ImageOptions) -> FoundMasks:
     """Returns the masks of images: FOLDER/NAME.png, or at the image's own place in FOLDER.
 
     Raises:
         DataError: no such folder.
     """
-    folder = Path(folder)
+    folder = Path(options.masks)
     if not folder.is_dir():
         raise DataError(
             "masks must name a folder",
@@ -73,13 +66,7 @@ def find_masks(
     paths = [files.get(key) for key in keys]
     headers: list[Header | str] = ["has no mask"] * len(paths)
     present = [number for number, path in enumerate(paths) if path is not None]
-    read = read_headers(
-        [paths[number] for number in present],
-        decode=decode,
-        workers=workers,
-        are_masks=True,
-        journal=journal,
-    )
+    read = read_headers([paths[number] for number in present], options, "masks")
     for number, header in zip(present, read, strict=True):
         headers[number] = header
     of_key: dict[str, list[int]] = {}

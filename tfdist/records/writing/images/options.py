@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist.errors import OptionError, spelt, unknown_choice
-from tfdist.records.format.readings import COLORS, parse_size
-from tfdist.records.format.schema import FITS
-from tfdist.records.writing.looked_at import LookedAt
+from tfdist.errors import OptionError, spelt
+from tfdist.records.format.readings import check_choices, parse_size
+from tfdist.records.writing.journal import LookedAt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +81,7 @@ def image_options(
         OptionError: an unknown choice, or options that cannot hold together.
     """
     size = None if resize is None else parse_size(resize)
-    for name, chosen, known in (("fit", fit, FITS), ("color", color, list(COLORS))):
-        if chosen is not None and chosen not in known:
-            raise unknown_choice(name, chosen, known)
+    check_choices(fit, color)
     for given, is_said in (
         (spelt("fit", fit, flag=f"--{fit}"), fit is not None),
         (spelt("write_resized", True), write_resized),

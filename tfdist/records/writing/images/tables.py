@@ -54,8 +54,8 @@ class ImageTable:
             )
         self._found = read_label_rows(path, folder)
         self.path, self.files, table = self._found.path, self._found.files, self._found.table
-        matched = match(self._found, [image.name for image in images])
-        self._column, self._rows, self.astray = matched.column, matched.rows, matched.astray
+        names = [image.name for image in images]
+        self._column, self._rows, self.astray = match(self._found, names)
         self.bad = [
             f"{table.unit} {bad.line}: {bad.what}, where every row must {bad.must}"
             for bad in table.bad

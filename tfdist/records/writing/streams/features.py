@@ -44,11 +44,10 @@ class StreamFeatures:
         self._stream = stream
         self._values: dict[str, _Values | StreamImages] = {}
         self._columns: dict[str, Column] = {}
-        roles = [(name, "input") for name in stream.inputs]
-        roles += [(name, "label") for name in stream.labels]
-        roles += [(name, "weight") for name in stream.weights]
-        for name, role in roles:
-            self._values[name], self._columns[name] = _found(stream, head, name, role, images)
+        of = stream.structure
+        for role, names in (("input", of.inputs), ("label", of.labels), ("weight", of.weights)):
+            for name in names:
+                self._values[name], self._columns[name] = _found(stream, head, name, role, images)
         check_lengths({name: len(column) for name, column in self._columns.items()})
         self._head = head
 
@@ -60,10 +59,11 @@ class StreamFeatures:
 
     def columns(self) -> Columns:
         """Returns the first records, which are all when the stream has no more."""
-        owners, client = None, self._stream.client
+        structure = self._stream.structure
+        owners, client = None, structure.client
         if client is not None:
-            others: dict[str, Any] = dict.fromkeys(self._stream.inputs)
-            labels: dict[str, Any] = dict.fromkeys(self._stream.labels)
+            others: dict[str, Any] = dict.fromkeys(structure.inputs)
+            labels: dict[str, Any] = dict.fromkeys(structure.labels)
             if client in self._head[0]:
                 values = _joined(client, [chunk[client] for chunk in self._head])
                 (labels if client in labels else others)[client] = values
@@ -73,7 +73,7 @@ class StreamFeatures:
             self.schema(),
             self._columns,
             owners=owners,
-            roles=self._stream.roles,
+            roles=structure.roles,
             notes=[*self._stream.notes, *self.notes()],
             left_out=dict(self._stream.left_out),
         )
@@ -123,7 +123,7 @@ def _found(
 
         images = StreamImages(name, role, options)
         files = [value for chunk in head for value in chunk[name]]
-        return images, _Files(images.take(files, 0))
+        return images, objects(images.take(files, 0))
     values = _joined(name, [chunk[name] for chunk in head])
     classes, cast = stream.classes.get(name), stream.dtypes.get(name)
     if cast is not None:
@@ -137,19 +137,6 @@ def _found(
     if feature.classes is not None and classes is None:
         return _TextLabels(feature), column
     return _Dense(feature, np.asarray(values).dtype, cast, notes), column
-
-
-class _Files:
-    """Bytes of image files, as a column."""
-
-    def __init__(self, files: list[bytes]):
-        self._files = files
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __getitem__(self, rows: np.ndarray) -> list[bytes]:
-        return [self._files[row] for row in rows.tolist()]
 
 
 class _Values:

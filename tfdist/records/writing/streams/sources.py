@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdist.records.sources.recognise import called, recognise, refuse_batched
 from tfdist.records.writing.roles import Asked
-from tfdist.records.writing.streams import hugging_face, tfds_builder
+from tfdist.records.writing.streams.named_datasets import open_builder, open_dataset
 from tfdist.records.writing.streams.stream import Stream, of_elements
 from tfdist.records.writing.streams.tar_files import from_tar, is_tar
 
@@ -52,10 +52,10 @@ def open_stream(
         return of_elements("generator", source.given, asked, batched=batched)
     if kind == "tfds":
         refuse_batched(batched, given)
-        return tfds_builder.open_builder(given, asked)
+        return open_builder(given, asked)
     if kind == "huggingface":
         refuse_batched(batched, given)
-        return hugging_face.open_dataset(source.given, asked)
+        return open_dataset(source.given, asked)
     if kind == "files" and is_tar(Path(given)):
         refuse_batched(batched, given)
         return from_tar(Path(given), asked, decode=decode)

@@ -44,34 +44,24 @@ class Stream:
     Attributes:
         kind: what the source is, for the manifest.
         chunks: (split, records): the split that the records are of, None where there is none yet.
-        inputs, labels, weights: the names of the values of each record.
+        structure: the names of the values of each record, and what they are.
         classes: of labels of class ids, the names of the classes.
         dtypes: of values that are given as Python's numbers, what they are to become.
         total: how many records they are, when that is known.
         splits: the splits that the source has; None when it has none.
-        client: the value that names the client of each record.
-        roles: see ``Columns.roles``.
         notes: see ``Columns.notes``.
         left_out: see ``Columns.left_out``; complete when all chunks have come.
     """
 
     kind: str
     chunks: Iterator[tuple[str | None, Chunk]]
-    inputs: tuple[str, ...]
-    labels: tuple[str, ...] = ()
-    weights: tuple[str, ...] = ()
+    structure: Structure
     classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
     total: int | None = None
     splits: tuple[str, ...] | None = None
-    client: str | None = None
-    roles: tuple[tuple[str, str], ...] = ()
     notes: list[str] = field(default_factory=list)
     left_out: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (*self.inputs, *self.labels, *self.weights)
 
 
 def of_elements(
@@ -103,7 +93,9 @@ class Structure:
 
     Attributes:
         is_flat: whether an element is a dict {name: value}; else it is x, (x, y) or (x, y, weight).
+        client: the value that names the client of each record.
         keys: of x and y, the keys when they are dicts.
+        roles: see ``Columns.roles``.
     """
 
     is_flat: bool
@@ -185,16 +177,8 @@ class Structure:
             known: the other attributes of the stream.
         """
         notes = known.setdefault("notes", [])
-        return Stream(
-            kind=kind,
-            chunks=self._chunks(parts, batched, notes),
-            inputs=self.inputs,
-            labels=self.labels,
-            weights=self.weights,
-            client=self.client,
-            roles=self.roles,
-            **known,
-        )
+        chunks = self._chunks(parts, batched, notes)
+        return Stream(kind=kind, chunks=chunks, structure=self, **known)
 
     def _chunks(
         self,

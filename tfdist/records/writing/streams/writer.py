@@ -27,8 +27,7 @@ from tfdist.records.writing.options import WriteOptions
 from tfdist.records.writing.shard_files import Counter, staging_folder, stop_on_sigterm
 from tfdist.records.writing.shard_sizes import STREAM_NUM_SHARDS, shards_for
 from tfdist.records.writing.streams.features import StreamFeatures
-from tfdist.records.writing.streams.mixing import BUFFER_BYTES
-from tfdist.records.writing.streams.shards import StreamShards
+from tfdist.records.writing.streams.shards import BUFFER_BYTES, StreamShards
 from tfdist.records.writing.streams.stream import Chunk, Stream, chunk_bytes
 
 # Records that are read before anything is written; a stream of no more is written as arrays are.

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tfdist.errors import DataError
-from tfdist.records.format.columns import Columns
 from tfdist.records.wording import NO_RECORD
-from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.tables.table import Table
 
 _KINDS = {
@@ -33,13 +31,6 @@ def kind_of_file(path: Path) -> str | None:
     return None if name.endswith(".gz") and kind not in _PACKED else kind
 
 
-def from_table_file(path: Path, asked: Asked | None = None) -> Columns:
-    """Returns the records of a table in a file: see ``records.columns_of_table``."""
-    from tfdist.records.writing.tables.records import columns_of_table
-
-    return columns_of_table(read_table(path), asked or Asked(), last_is_label=True)
-
-
 def read_table(path: Path, kind: str | None = None) -> Table:
     """Returns the rows of a file. Raises DataError.
 
@@ -56,7 +47,7 @@ def read_table(path: Path, kind: str | None = None) -> Table:
         from tfdist.records.writing.tables.json_lines import read_json_lines
 
         return read_json_lines(path)
-    from tfdist.records.writing.tables.arrow_files import read_arrow
+    from tfdist.records.writing.tables.typed import read_arrow
 
     table = read_arrow(path, kind)
     if not len(table.lines):

@@ -18,7 +18,6 @@ from tfdist.records.writing.tables.delimited import UNNAMED
 from tfdist.records.writing.tables.infer import beside_decimal_commas, infer
 from tfdist.records.writing.tables.missing import DROP, MASK, filled, parse_missing
 from tfdist.records.writing.tables.packing import Packed
-from tfdist.records.writing.tables.row_errors import complaints_of, refuse
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
     DATE,
@@ -31,6 +30,8 @@ from tfdist.records.writing.tables.table import (
     Cells,
     Table,
     Written,
+    complaints_of,
+    refuse,
 )
 
 # What tables number their rows with, as pandas writes them.
