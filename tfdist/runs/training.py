@@ -231,22 +231,21 @@ def carry_out(
         tell: is told in one line what became of a training that was to replace another.
     """
     check_values(start)
-    resume, overwrite = start.resume, start.overwrite
-    if resume and overwrite:
+    if start.resume and start.overwrite:
         raise OptionError(
             "one of --resume and --overwrite must be left out",
             received="both",
             mend="Leave --overwrite out to go on, --resume to begin anew",
         )
     if topology.is_evaluator(os.environ):
-        evaluate_beside(config, where, progress, overwrite=overwrite)
+        evaluate_beside(config, where, progress, overwrite=start.overwrite)
         return None
     if config.get("limit_steps") is not None and where.is_chief:
         tell(
             f"a dry run: {config['limit_steps']} steps of each epoch, so its results are no whole "
             "training's"
         )
-    if start.rescale and not resume:
+    if start.rescale and not start.resume:
         raise OptionError(
             "--rescale must go with --resume",
             received="--rescale alone",
@@ -262,14 +261,11 @@ def carry_out(
         return None
     if url is None:
         folder = RunFolder(config["output"])
-        taken = folder.taken(
-            config, resume=resume, rescale=start.rescale, overwrite=overwrite, tell=tell
-        )
-        with taken:
+        with folder.taken(config, start, tell):
             return _carried_out(folder, config, where, progress, start)
     from tfdist.runs.uploads import uploading
 
-    with uploading(url, resume=resume, overwrite=overwrite, tell=tell) as uploads:
+    with uploading(url, start, tell) as uploads:
 
         def note(rank: int, event: dict[str, Any]) -> None:
             progress.take(rank, event)
@@ -278,7 +274,7 @@ def carry_out(
         folder = RunFolder(uploads.folder)
         # What the folder says of itself is true of the bucket.
         told = config | {"output": url}
-        with folder.taken(told, resume=resume, rescale=start.rescale, tell=tell):
+        with folder.taken(told, replace(start, overwrite=False), tell):
             run = _carried_out(folder, config, where, progress, start, note)
     return replace(run, url=url, curves=run.curves.replace(str(folder.path), url))
 
