@@ -17,6 +17,7 @@ from tfdist.aws.sections import APPROVALS
 from tfdist.aws.upload import encryption
 from tfdist.aws.validate import Problem
 from tfdist.errors import OptionError
+from tfdist.records.format.manifest import load_manifest
 
 PROCESSING_DIR = "/opt/ml/processing"
 _CODE_DIR = f"{PROCESSING_DIR}/input/code"
@@ -34,8 +35,6 @@ def splits(config: Config) -> dict[str, Shape]:
         TfdistError: no shards in ``data.folder``, or a split that cannot be read.
     """
     if config.data.folder is not None:
-        from tfdist.records.format.manifest import load_manifest
-
         return shapes(load_manifest(config.data.folder))
     from tfdist.records.format.splits import parse_split
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist import topology
 from tfdist.errors import DataError, DivergedError, OptionError
 from tfdist.launch.jobs import Where
-from tfdist.records.buckets.cache import scratch_folder
+from tfdist.records.buckets.cache import local_shards, scratch_folder
 from tfdist.records.buckets.urls import url_of
 from tfdist.runs import curves, ranks
 from tfdist.runs.choosing import fitting
@@ -365,7 +365,6 @@ def find_splits(data: str) -> dict[str, str]:
     Raises:
         DataError: no shards there, or none to train on.
     """
-    from tfdist.records.buckets.cache import local_shards
     from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 
     # A URL stays one for the ranks: those of other hosts fetch what it names themselves.
@@ -401,7 +400,6 @@ def fingerprint(split: str) -> str:
     """
     from crc32c import crc32c
 
-    from tfdist.records.buckets.cache import local_shards
     from tfdist.records.format.manifest import load_manifest
 
     place = local_shards(split)
