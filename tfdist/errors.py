@@ -7,6 +7,7 @@ of tfdist's own is an ``assert``, never one of these.
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any
 
@@ -163,6 +164,21 @@ def package_missing(package: str, purpose: str, extra: str, error: object) -> En
         received=f"an error: {error}",
         mend=f"Run pip install 'tfdist[{extra}]'",
     )
+
+
+def extra_module(name: str, package: str, purpose: str, extra: str) -> Any:
+    """Returns a module of a package that only an extra of tfdist installs.
+
+    Args:
+        name: of the module; the others as ``package_missing`` takes them.
+
+    Raises:
+        EngineMissingError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise package_missing(package, purpose, extra, error) from error
 
 
 def unknown_choice(what: str, received: object, known: list[str] | tuple[str, ...]) -> OptionError:

@@ -90,7 +90,7 @@ def trained(folder: Path, output: Path, **changes) -> list[np.ndarray]:
         output=output,
         settings=Settings(**_SETTINGS | changes),
     )
-    with RunFolder(output).taken(config, resume=False):
+    with RunFolder(output).taken(config):
         train_rank.train(config)
     return tf.keras.models.load_model(output / "model.keras").get_weights()
 

@@ -12,6 +12,7 @@ from fuzzing import Target, Wrong
 from tfdist.runs import files
 from tfdist.runs.curves import draw
 from tfdist.runs.folder import RunFolder
+from tfdist.runs.settings import Start
 
 _CONFIG = {
     "model": "model.py:model_fn",
@@ -73,7 +74,7 @@ def targets(folder: Path) -> list[Target]:
 
 
 def _again(run: RunFolder) -> None:
-    with run.taken(_CONFIG, resume=True):
+    with run.taken(_CONFIG, Start(resume=True)):
         pass
     if json.loads(run.config.read_text()) != _CONFIG:
         raise Wrong("another training goes on")

@@ -10,13 +10,14 @@ import pytest
 
 from tfdist.errors import LaunchError, ModelError, TfdistError
 from tfdist.launch.jobs import Where
-from tfdist.planning.advice import fits_on_one
+from tfdist.planning.advice import advise, fits_on_one
 from tfdist.planning.candidates import candidates
 from tfdist.planning.devices import DeviceTable
 from tfdist.planning.needs import Needs
+from tfdist.planning.plan import Speed, make_rows
 from tfdist.records.writing.writer import write
 from tfdist.runs import choosing
-from tfdist.runs.choosing import fitting, recommended
+from tfdist.runs.choosing import fitting
 from tfdist.topology.gpus import kind_and_memory
 
 _MODEL = """
@@ -118,7 +119,7 @@ def test_what_fits_and_is_fastest_is_recommended(memory, name):
     cluster = DeviceTable.load().of_driver("NVIDIA A10G", memory * 10**9, 2)
     asked = candidates(cluster, 128, several="multi_worker")
     found = _find_needs("", [each.traced for each in asked], rows=128)
-    row = recommended(asked, found, cluster, 128).row
+    row = advise(make_rows(asked, found, cluster, 128, Speed()), 128).row
     assert (row and row.name) == name
 
 

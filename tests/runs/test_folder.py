@@ -15,6 +15,7 @@ from tfdist.errors import InUseError, OptionError, TfdistError, WriteError
 from tfdist.runs import evaluating
 from tfdist.runs.files import read_config, read_rows, write_json
 from tfdist.runs.folder import MARK, RunFolder
+from tfdist.runs.settings import Start
 from tfdist.traces import places
 
 pytestmark = pytest.mark.timeout(60)
@@ -58,7 +59,7 @@ def write_epoch(folder: RunFolder, text: str, number: int = 7) -> None:
 def train(path: Path, text: str, **options) -> None:
     """Trains to the end."""
     folder = RunFolder(path)
-    with folder.taken(CONFIG | {"text": text}, **options):
+    with folder.taken(CONFIG | {"text": text}, Start(**options)):
         trace = places.notes_of(places.run_of(folder.traces), 1 if text == "earlier" else 0)
         trace.parent.mkdir(parents=True, exist_ok=True)
         trace.write_text(text)
@@ -101,7 +102,7 @@ def test_the_earlier_training_stands_until_an_epoch_of_the_new_one_has_ended(run
     folder = RunFolder(run)
 
     def begin() -> None:
-        with folder.taken(CONFIG, overwrite=True):
+        with folder.taken(CONFIG, Start(overwrite=True)):
             folder.history.write_text("new")
             assert {n: c for n, c in contents(run).items() if n in before} == before
             raise ending
@@ -113,7 +114,7 @@ def test_the_earlier_training_stands_until_an_epoch_of_the_new_one_has_ended(run
 
 def test_the_earlier_training_is_evaluated_until_then(run):
     (run.parent / "model.py").touch()
-    with RunFolder(run).taken(CONFIG | {"text": "new"}, overwrite=True):
+    with RunFolder(run).taken(CONFIG | {"text": "new"}, Start(overwrite=True)):
         (found,) = evaluating.find([str(run)], "model.py:model_fn")
         assert found.weights == run / "model.keras"
 
@@ -124,7 +125,7 @@ def test_a_new_training_that_has_checkpoints_is_not_lost_either(run):
     folder = RunFolder(run)
 
     def begin() -> None:
-        with folder.taken(CONFIG, overwrite=True, tell=told.append):
+        with folder.taken(CONFIG, Start(overwrite=True), tell=told.append):
             write_epoch(folder, "new", 3)
             raise Ended
 
@@ -132,7 +133,7 @@ def test_a_new_training_that_has_checkpoints_is_not_lost_either(run):
         begin()
     assert {n: c for n, c in contents(run).items() if n in before} == before
     assert "--resume goes on with the new one" in told.pop()
-    with folder.taken(CONFIG, resume=True, tell=told.append):
+    with folder.taken(CONFIG, Start(resume=True), tell=told.append):
         assert (folder.checkpoints / "ckpt-3.index").read_text() == "new"
         folder.replace_earlier()
     assert "going on with the training that is to replace" in told.pop()
@@ -181,7 +182,7 @@ def test_whatever_moment_a_kill_strikes_at_one_training_is_whole(run):
         if not killed_at(number, lambda: train(run, "new", overwrite=True)):
             break
         killed_at(number % 5, lambda: train(run, "resumed", resume=True))
-        with RunFolder(run).taken(CONFIG, resume=True):
+        with RunFolder(run).taken(CONFIG, Start(resume=True)):
             pass
         found = contents(run)
         assert found["notes.txt"] == found["checkpoints/best.h5"] == b"mine"
@@ -223,7 +224,7 @@ def test_what_a_training_needs_is_not_replaced(run, what, monkeypatch):
 
 
 def train_with(config: dict, path: Path, **options) -> None:
-    with RunFolder(path).taken(config, **options):
+    with RunFolder(path).taken(config, Start(**options)):
         raise AssertionError("it must not have begun")
 
 
@@ -294,8 +295,8 @@ def test_a_start_that_fails_leaves_what_was_there(tmp_path, exists):
 def test_a_second_training_names_the_first(run):
     """Which lets go when it is killed, whatever it has started."""
     hold = (
-        "import subprocess, sys; from tfdist.runs.folder import RunFolder\n"
-        f"with RunFolder({str(run)!r}).taken({CONFIG!r}, resume=True):\n"
+        "import subprocess, sys; from tfdist.runs.folder import RunFolder, Start\n"
+        f"with RunFolder({str(run)!r}).taken({CONFIG!r}, Start(resume=True)):\n"
         "    forked, forks = os.pipe()\n"
         "    if os.fork() == 0: os.write(forks, b'.'); time.sleep(30); os._exit(0)\n"
         "    os.read(forked, 1)\n"
@@ -343,7 +344,7 @@ def test_what_a_rank_left_that_was_killed_while_it_traced_is_removed(tmp_path, m
         half_trace()
         write_epoch(folder, "first")
     assert not list(folder.path.rglob(".tracing-*"))
-    with folder.taken(CONFIG, overwrite=True):
+    with folder.taken(CONFIG, Start(overwrite=True)):
         half_trace()
         write_epoch(folder, "second")
         folder.replace_earlier()
@@ -354,10 +355,10 @@ def test_what_a_rank_left_that_was_killed_while_it_traced_is_removed(tmp_path, m
 def test_a_new_folder_may_be_asked_to_rescale(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = RunFolder(tmp_path / "run")
-    with folder.taken(CONFIG, resume=True, rescale=True):
+    with folder.taken(CONFIG, Start(resume=True, rescale=True)):
         assert read_config(folder.config) == CONFIG
     shutil.rmtree(folder.path)
-    with pytest.raises(Ended), folder.taken(CONFIG, resume=True, rescale=True):
+    with pytest.raises(Ended), folder.taken(CONFIG, Start(resume=True, rescale=True)):
         raise Ended
     assert not folder.path.exists()
 
@@ -372,7 +373,7 @@ def test_resuming_compares_files_not_words(tmp_path, monkeypatch):
     run = RunFolder(tmp_path / "run")
 
     def resume(**changes):
-        with run.taken(config | changes, resume=True):
+        with run.taken(config | changes, Start(resume=True)):
             write_epoch(run, "epoch,seconds,samples_per_s\n")
 
     resume()
@@ -393,7 +394,7 @@ def test_resuming_compares_the_records_and_how_they_are_read(tmp_path):
     run = RunFolder(tmp_path / "run")
 
     def resume(**changes):
-        with run.taken(CONFIG | changes, resume=True):
+        with run.taken(CONFIG | changes, Start(resume=True)):
             write_epoch(run, "epoch,seconds,samples_per_s\n")
 
     resume()  # An earlier tfdist, which wrote nothing of them down.

@@ -18,8 +18,8 @@ def test_arguments_are_read_as_those_of_keras():
         "restore_best_weights": True,
         "start_from_epoch": 2,
     }
-    assert monitors.early_stopping(text) == read
-    assert monitors.early_stopping(read) == read
+    assert monitors.watched("early_stopping", text) == read
+    assert monitors.watched("early_stopping", read) == read
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,10 @@ def test_arguments_are_read_as_those_of_keras():
     ],
 )
 def test_whether_less_or_more_is_better(monitor, mode):
-    assert monitors.save_best(monitor) == {"monitor": monitor.partition(",")[0], "mode": mode}
+    assert monitors.watched("save_best", monitor) == {
+        "monitor": monitor.partition(",")[0],
+        "mode": mode,
+    }
 
 
 @pytest.mark.parametrize(
@@ -56,4 +59,4 @@ def test_whether_less_or_more_is_better(monitor, mode):
 )
 def test_what_cannot_be(given, words):
     with pytest.raises(OptionError, match=words):
-        monitors.early_stopping(given)
+        monitors.watched("early_stopping", given)

@@ -14,7 +14,7 @@ from tfdist.errors import ModelError, OptionError
 from tfdist.launch.jobs import Where
 from tfdist.records.writing.writer import write
 from tfdist.runs.folder import RunFolder
-from tfdist.runs.settings import Settings
+from tfdist.runs.settings import Settings, Start
 from tfdist.runs.training import training_config
 from tfdist.training.steps.learning_rate import with_learning_rate
 
@@ -100,7 +100,7 @@ def train(folder, tmp_path):
             settings=settings,
             resume=resume,
         )
-        with RunFolder(tmp_path / output).taken(config, resume=resume):
+        with RunFolder(tmp_path / output).taken(config, Start(resume=resume)):
             train_rank.train(config)
         return tmp_path / output
 

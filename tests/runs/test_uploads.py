@@ -21,6 +21,7 @@ from tfdist.errors import DataError, InUseError, ModelError, OptionError, Tfdist
 from tfdist.export.models import open_model
 from tfdist.records.buckets import cache, mirror
 from tfdist.records.buckets.store import Store
+from tfdist.runs.settings import Start
 from tfdist.runs.uploads import uploading
 from tfdist.traces import places
 from tfdist.training.checkpoints import checkpoint_files
@@ -65,7 +66,7 @@ def mark() -> dict:
 def training(told: list[str] | None = None, url: str = URL, resume=False, overwrite=False):
     """A training without one: what is written is the test's."""
     tell = (told if told is not None else []).append
-    with uploading(url, resume=resume, overwrite=overwrite, tell=tell) as uploads:
+    with uploading(url, Start(resume=resume, overwrite=overwrite), tell) as uploads:
         yield uploads
 
 

@@ -73,8 +73,8 @@ def test_what_a_program_gave_is_written_as_the_command_reads_it(request_of):
     asked = ["--config", "best.yaml", "--output", "out"]
     with command.make_context("train", asked, resilient_parsing=False) as context:
         read = context.params
-    assert monitors.early_stopping(read["early_stopping"]) == stopping
-    assert monitors.save_best(read["save_best"]) == best
+    assert monitors.watched("early_stopping", read["early_stopping"]) == stopping
+    assert monitors.watched("save_best", read["save_best"]) == best
     assert class_weights(read["class_weight"], "data/train") == {"0": 1.5, "1": 2.0}
     assert (read["pad_to"], read["augment"]) == (64, "flip,crop")
     assert read["callbacks"] == "model_of_request:callbacks"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.aws.instances import CarbonTable, Instance
-from tfdist.errors import DataError, OptionError, package_missing, read_json
+from tfdist.errors import DataError, OptionError, extra_module, read_json
 
 # Of Horovod on two ranks of a small convnet, the least that tfdist's benchmarks allow.
 DEFAULT_EFFICIENCY = 0.88
@@ -61,15 +61,12 @@ class Speed:
         """Returns the seconds of a sample that instances divide, and those that they do not."""
         import numpy as np
 
-        try:
-            from scipy.optimize import nnls
-        except ImportError as error:
-            raise package_missing("scipy", "several speeds", "sagemaker", error) from error
+        scipy = extra_module("scipy.optimize", "scipy", "several speeds", "sagemaker")
         counts = np.array(list(self.measured), float)
         seconds = 1 / np.array(list(self.measured.values()))
         # Relative errors: a fast measurement counts as much as a slow one.
         matrix = np.stack([1 / counts, np.ones_like(counts)], axis=1) / seconds[:, None]
-        (divided, whole), _ = nnls(matrix, np.ones_like(counts))
+        (divided, whole), _ = scipy.nnls(matrix, np.ones_like(counts))
         return float(divided), float(whole)
 
     def describe(self) -> str:

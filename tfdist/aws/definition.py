@@ -10,19 +10,15 @@ from typing import Any
 from tfdist.aws.validate import AT_RUN_TIME, Problem, check_request, service_model
 from tfdist.errors import OptionError
 
-# Type of a step -> the request that SageMaker makes of its arguments, the name that it fills in,
-# and the request whose answer are the step's properties.
-_REQUESTS = {
-    "Training": ("CreateTrainingJob", "TrainingJobName", "DescribeTrainingJob"),
-    "Processing": ("CreateProcessingJob", "ProcessingJobName", "DescribeProcessingJob"),
-    "Tuning": (
-        "CreateHyperParameterTuningJob",
-        "HyperParameterTuningJobName",
-        "DescribeHyperParameterTuningJob",
-    ),
-    "Transform": ("CreateTransformJob", "TransformJobName", "DescribeTransformJob"),
-    "Model": ("CreateModel", "ModelName", "DescribeModel"),
-    "RegisterModel": ("CreateModelPackage", "ModelPackageName", "DescribeModelPackage"),
+# Type of a step -> what it makes, by which AWS calls the request that SageMaker makes of its
+# arguments, the name that it fills in, and the request whose answer are the step's properties.
+_MADE = {
+    "Training": "TrainingJob",
+    "Processing": "ProcessingJob",
+    "Tuning": "HyperParameterTuningJob",
+    "Transform": "TransformJob",
+    "Model": "Model",
+    "RegisterModel": "ModelPackage",
 }
 _EXECUTION = (
     "PipelineName",
@@ -179,10 +175,9 @@ def _check_parameters(parameters: list[dict[str, Any]]) -> Iterator[Problem]:
 
 def _check_step(step: dict[str, Any], resolver: Resolver) -> Iterator[Problem]:
     kind, name = step.get("Type"), step["Name"]
-    if kind in _REQUESTS:
-        operation, filled_in, _ = _REQUESTS[kind]
-        request = {**resolver.resolve(step["Arguments"]), filled_in: AT_RUN_TIME}
-        yield from check_request(operation, request, name)
+    if made := _MADE.get(kind):
+        request = {**resolver.resolve(step["Arguments"]), f"{made}Name": AT_RUN_TIME}
+        yield from check_request(f"Create{made}", request, name)
     elif kind == "Condition":
         for condition in step["Arguments"]["Conditions"]:
             if condition.get("Type") not in _COMPARISONS:
@@ -192,7 +187,7 @@ def _check_step(step: dict[str, Any], resolver: Resolver) -> Iterator[Problem]:
         if message is not AT_RUN_TIME and len(message) > _MAX_MESSAGE_CHARACTERS:
             yield Problem(name, "must have a message of at most 3072 characters", str(len(message)))
     else:
-        known = ", ".join((*_REQUESTS, "Condition", "Fail"))
+        known = ", ".join((*_MADE, "Condition", "Fail"))
         yield Problem(name, f"must have a type of {known}", repr(kind))
 
 
@@ -237,10 +232,10 @@ def _has_property(step: dict[str, Any], path: list[str]) -> bool:
     if path[0] == "PropertyFiles":
         files = [item["PropertyFileName"] for item in step.get("PropertyFiles", [])]
         return path[1] in files
-    operation = _REQUESTS.get(step["Type"], (None, None, None))[2]
-    if operation is None:
+    made = _MADE.get(step["Type"])
+    if made is None:
         return False
-    shape = service_model().operation_model(operation).output_shape
+    shape = service_model().operation_model(f"Describe{made}").output_shape
     for part in path:
         if shape.type_name == "structure":
             if part not in shape.members:

@@ -12,12 +12,11 @@ import os
 import tarfile
 import tempfile
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tfdist.aws.entry import Parser
 from tfdist.compat import import_tensorflow, keras
-from tfdist.errors import DataError, ModelError, package_missing
+from tfdist.errors import DataError, ModelError, extra_module
 from tfdist.records.reading.stored import Stored
 from tfdist.runs.files import write_json
 
@@ -165,12 +164,8 @@ def _predict(model_folder: Path, stored: Stored) -> tuple[np.ndarray, np.ndarray
     return (*columns, None) if len(columns) == 2 else tuple(columns)
 
 
-def _sklearn_metrics() -> ModuleType:
-    try:
-        from sklearn import metrics
-    except ImportError as error:
-        raise package_missing("scikit-learn", "scores", "sagemaker", error) from error
-    return metrics
+def _sklearn_metrics() -> Any:
+    return extra_module("sklearn.metrics", "scikit-learn", "scores", "sagemaker")
 
 
 def _metric(value: float) -> dict[str, Any]:

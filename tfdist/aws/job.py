@@ -35,6 +35,7 @@ from tfdist.errors import (
     read_json,
     unknown_choice,
 )
+from tfdist.records.format.manifest import load_manifest
 from tfdist.runs import class_weights
 from tfdist.runs.files import write_json
 from tfdist.runs.fitting import Fitting, say, writing
@@ -382,8 +383,6 @@ def _config(
     options: argparse.Namespace, container: Container, sources: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns what ``Fitting`` takes, with the weights of classes, if they were asked for."""
-    from tfdist.records.format.manifest import load_manifest
-
     config = _settings(options).to_config(dict.fromkeys(sources, "")) | {"model": options.model}
     if options.class_weight is not None:
         manifest = load_manifest(container.manifest_folder)
@@ -444,7 +443,6 @@ def _write_model(
     """Writes what becomes model.tar.gz: 1/ (a SavedModel), code/ for serving, tfdist/, a TFLite."""
     from tfdist.aws import saved_model
     from tfdist.export.saved_model import write
-    from tfdist.records.format.manifest import load_manifest
 
     manifest = load_manifest(container.manifest_folder)
     plain = saved_model.plain(fitting.model_fn, weights, fitting.feed)

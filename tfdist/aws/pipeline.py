@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfdist.aws import bundle, definition, images, serving, training, tuning
+from tfdist.aws import bundle, definition, images, serving, sharding, training, tuning
 from tfdist.aws.bundle import ARCHIVE, Code
 from tfdist.aws.channels import Channel, Shape, channels, check_shards, shapes
 from tfdist.aws.config import ChannelConfig, Config
@@ -17,6 +17,7 @@ from tfdist.aws.sections import APPROVALS
 from tfdist.aws.upload import encryption
 from tfdist.aws.validate import Problem
 from tfdist.errors import OptionError
+from tfdist.records.format.manifest import load_manifest
 
 PROCESSING_DIR = "/opt/ml/processing"
 _CODE_DIR = f"{PROCESSING_DIR}/input/code"
@@ -34,8 +35,6 @@ def splits(config: Config) -> dict[str, Shape]:
         TfdistError: no shards in ``data.folder``, or a split that cannot be read.
     """
     if config.data.folder is not None:
-        from tfdist.records.format.manifest import load_manifest
-
         return shapes(load_manifest(config.data.folder))
     from tfdist.records.format.splits import parse_split
 
@@ -205,16 +204,10 @@ class _Builder:
             folder = f"{PROCESSING_DIR}/input/raw"
             source = f"{folder}/{name}" if _is_file(name) else folder
         output = f"{PROCESSING_DIR}/output"
-        arguments = {
-            "source": source,
-            "output": output,
-            "num-shards": data.num_shards,
-            "split": data.split,
-            "stratify": str(data.stratify).lower(),
-            "compression": data.compression,
-        }
-        if data.label is not None:
-            arguments["label"] = data.label
+        given = {name: getattr(data, name) for name in sharding.OPTIONS}
+        given["stratify"] = str(data.stratify).lower()
+        arguments = {name.replace("_", "-"): own for name, own in given.items() if own is not None}
+        arguments = {"source": source, "output": output, **arguments}
         outputs = {
             name: (f"{output}/{name}", self._of_run(f"data/{name}"))
             for name in (MANIFEST_CHANNEL, *splits(self.config))

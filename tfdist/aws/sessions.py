@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdist.aws.upload import sending
-from tfdist.errors import OptionError, package_missing
+from tfdist.errors import OptionError, extra_module
 
 # Never a user's own: nothing that is only looked at may reach an account.
 _DUMMY = {
@@ -46,11 +46,8 @@ def loopback(region: str, bucket: str) -> Iterator[tuple[Any, dict[str, str]]]:
     """
     import boto3
 
-    try:
-        from moto.server import ThreadedMotoServer
-    except ImportError as error:
-        raise package_missing("moto", "a stand-in for AWS", "sagemaker", error) from error
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    moto = extra_module("moto.server", "moto", "a stand-in for AWS", "sagemaker")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server.start()
     try:

@@ -11,6 +11,9 @@ from tfdist.aws.container import MANIFEST_CHANNEL
 from tfdist.aws.entry import Parser
 from tfdist.records.format.manifest import COMPRESSIONS, MANIFEST_NAME, Manifest
 
+#: What the section data of a configuration tells the script, by the names of ``records.write``.
+OPTIONS = ("num_shards", "split", "stratify", "compression", "label")
+
 
 def layout(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yields (file, folder) for the files of a folder of shards: a folder for each channel.
@@ -47,18 +50,11 @@ def main(arguments: list[str]) -> None:
     from tfdist.records.writing.writer import write
 
     options = parser().parse(arguments)
+    options.stratify = options.stratify == "true"
+    how = {name: getattr(options, name) for name in ("seed", *OPTIONS)}
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.output, prefix=".shards-") as folder:
-        manifest = write(
-            options.source,
-            folder,
-            num_shards=options.num_shards,
-            split=options.split,
-            stratify=options.stratify == "true",
-            seed=options.seed,
-            compression=options.compression,
-            label=options.label,
-        )
+        manifest = write(options.source, folder, **how)
         for file, channel in layout(manifest):
             (options.output / channel).mkdir(exist_ok=True)
             os.replace(Path(folder) / file, options.output / channel / file)

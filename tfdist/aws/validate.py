@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,24 +74,17 @@ def check_request(
 
 
 def _check(value: Any, shape: Any, place: str) -> Iterator[Problem]:
-    if value is AT_RUN_TIME:
+    if value is AT_RUN_TIME or shape.type_name not in _KINDS:
         return
-    kind = shape.type_name
-    checks = {"structure": _structure, "list": _list, "map": _map}
-    if kind in checks:
-        yield from checks[kind](value, shape, place)
-    elif kind == "string":
-        yield from _string(value, shape, place)
-    elif kind in ("integer", "long", "float", "double"):
-        yield from _number(value, shape, place)
-    elif kind == "boolean" and not isinstance(value, bool):
-        yield Problem(place, "must be true or false", _shown(value))
+    kind, name, within = _KINDS[shape.type_name]
+    # Python's True is a whole number.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        yield Problem(place, f"must be {name}", _shown(value))
+    else:
+        yield from within(value, shape, place)
 
 
 def _structure(value: Any, shape: Any, place: str) -> Iterator[Problem]:
-    if not isinstance(value, dict):
-        yield Problem(place, "must be an object", _shown(value))
-        return
     for name in shape.required_members:
         if name not in value:
             yield Problem(place, f"must have {name}", "none")
@@ -104,18 +97,12 @@ def _structure(value: Any, shape: Any, place: str) -> Iterator[Problem]:
 
 
 def _list(value: Any, shape: Any, place: str) -> Iterator[Problem]:
-    if not isinstance(value, list):
-        yield Problem(place, "must be a list", _shown(value))
-        return
     yield from _within(len(value), shape, place, "items")
     for number, item in enumerate(value):
         yield from _check(item, shape.member, f"{place}[{number}]")
 
 
 def _map(value: Any, shape: Any, place: str) -> Iterator[Problem]:
-    if not isinstance(value, dict):
-        yield Problem(place, "must be a map", _shown(value))
-        return
     yield from _within(len(value), shape, place, "entries")
     for key, item in value.items():
         yield from _check(key, shape.key, f"{place} key '{key}'")
@@ -123,9 +110,6 @@ def _map(value: Any, shape: Any, place: str) -> Iterator[Problem]:
 
 
 def _string(value: Any, shape: Any, place: str) -> Iterator[Problem]:
-    if not isinstance(value, str):
-        yield Problem(place, "must be a text", _shown(value))
-        return
     if shape.enum and value not in shape.enum:
         yield Problem(place, f"must be one of {_nearest(value, shape.enum)}", _shown(value))
     yield from _within(len(value), shape, place, "characters")
@@ -134,17 +118,7 @@ def _string(value: Any, shape: Any, place: str) -> Iterator[Problem]:
         yield Problem(place, f"must match {shape.metadata['pattern']}", _shown(value))
 
 
-def _number(value: Any, shape: Any, place: str) -> Iterator[Problem]:
-    whole = shape.type_name in ("integer", "long")
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        yield Problem(
-            place, "must be a whole number" if whole else "must be a number", _shown(value)
-        )
-        return
-    yield from _within(value, shape, place, "")
-
-
-def _within(size: float, shape: Any, place: str, unit: str) -> Iterator[Problem]:
+def _within(size: float, shape: Any, place: str, unit: str = "") -> Iterator[Problem]:
     least, most = shape.metadata.get("min"), shape.metadata.get("max")
     received = f"{size:g} {unit}".strip()
     must = "must have" if unit else "must be"
@@ -152,6 +126,18 @@ def _within(size: float, shape: Any, place: str, unit: str) -> Iterator[Problem]
         yield Problem(place, f"{must} at least {least} {unit}".strip(), received)
     if most is not None and size > float(most):
         yield Problem(place, f"{must} at most {most} {unit}".strip(), received)
+
+
+#: Type of a shape -> Python's, what people call it, and what else is wrong with a value of it.
+_KINDS: dict[str, tuple[Any, str, Callable[..., Iterable[Problem]]]] = {
+    "structure": (dict, "an object", _structure),
+    "list": (list, "a list", _list),
+    "map": (dict, "a map", _map),
+    "string": (str, "a text", _string),
+    "boolean": (bool, "true or false", lambda *_: ()),
+    **dict.fromkeys(("integer", "long"), (int, "a whole number", _within)),
+    **dict.fromkeys(("float", "double"), ((int, float), "a number", _within)),
+}
 
 
 @functools.cache

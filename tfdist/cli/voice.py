@@ -68,9 +68,16 @@ def with_options(command: click.Command) -> click.Command:
     for within in getattr(command, "commands", {}).values():
         with_options(within)
     own = {name for param in command.params for name in param.opts}
-    for option in (_json(command), _quiet(), _verbose()):
-        if not own & set(option.opts):
-            command.params.append(option)
+    told = "Print one JSON object a line for what happens, on stdout."
+    if isinstance(command, Answering):
+        told = "Print the answer as JSON, on stdout."
+    for chosen, text, *names in (
+        (_tell_programs, told, "--json"),
+        (_be_quiet, "Print nothing but what is wrong.", "--quiet"),
+        (_log_all, "Print all that happens on stderr, with times.", "-v", "--verbose"),
+    ):
+        if not own & set(names):
+            command.params.append(_flag(names, text, chosen))
     return command
 
 
@@ -84,44 +91,29 @@ def _flag(names: list[str], help_text: str, chosen: Any) -> click.Option:
     )
 
 
-def _json(command: click.Command) -> click.Option:
-    def chosen(ctx: click.Context) -> None:
-        if not _voice.is_quiet:
-            sys.stdout = sys.stderr
-        _voice.wants_answer = isinstance(command, Answering)
-        if not _voice.wants_answer:
-            _voice.tells_events = True
-            tell("start", verb=_verb(ctx), version=__version__)
-
-    told = "Print one JSON object a line for what happens, on stdout."
-    if isinstance(command, Answering):
-        told = "Print the answer as JSON, on stdout."
-    return _flag(["--json"], told, chosen)
+def _tell_programs(ctx: click.Context) -> None:
+    if not _voice.is_quiet:
+        sys.stdout = sys.stderr
+    _voice.wants_answer = isinstance(ctx.command, Answering)
+    if not _voice.wants_answer:
+        _voice.tells_events = True
+        # What a user has called, as "train", or "aws upload".
+        group = ctx.parent
+        is_within = group is not None and group.parent is not None
+        verb = f"{group.info_name} {ctx.info_name}" if is_within else str(ctx.info_name)
+        tell("start", verb=verb, version=__version__)
 
 
-def _verb(ctx: click.Context) -> str:
-    """Returns what a user has called, as "train", or "aws upload"."""
-    group = ctx.parent
-    is_within = group is not None and group.parent is not None
-    return f"{group.info_name} {ctx.info_name}" if is_within else str(ctx.info_name)
+def _be_quiet(ctx: click.Context) -> None:
+    _voice.is_quiet = True
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
-def _quiet() -> click.Option:
-    def chosen(ctx: click.Context) -> None:
-        _voice.is_quiet = True
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-
-    return _flag(["--quiet"], "Print nothing but what is wrong.", chosen)
-
-
-def _verbose() -> click.Option:
-    def chosen(ctx: click.Context) -> None:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        LOG.addHandler(handler)
-        LOG.setLevel(logging.DEBUG)
-
-    return _flag(["-v", "--verbose"], "Print all that happens on stderr, with times.", chosen)
+def _log_all(ctx: click.Context) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.DEBUG)
 
 
 # What it says ------------------------------------------------------------------------------------

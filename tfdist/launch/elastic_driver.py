@@ -33,7 +33,7 @@ from typing import Any
 
 from tfdist.errors import TfdistError
 from tfdist.launch import discovery
-from tfdist.launch.gloo_store import GlooStore
+from tfdist.launch.gloo_store import ON_LOOPBACK, GlooStore, place
 from tfdist.launch.hosts import Host
 from tfdist.launch.rank_output import TaggedProcess, asked_to_end, tell
 
@@ -172,17 +172,14 @@ class Driver:
         self._tell_world()
 
     def _start_member(self, name: str, rank: int, size: int) -> None:
-        worker = self._start(name, _place(name, rank, size))
+        worker = self._start(name, place(name, rank, size, is_alone=True))
         worker.is_member, worker.rank = True, rank
 
     def _start(self, name: str, more: dict[str, str]) -> Worker:
         number = self._numbers.setdefault(name, len(self._numbers))
         own = {
             "HOROVOD_ELASTIC": "1",
-            "HOROVOD_CONTROLLER": "gloo",
-            "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_IFACE": "lo",
-            "NCCL_SOCKET_IFNAME": "lo",
+            **ON_LOOPBACK,
             "TFDIST_LOCAL_RANK": str(discovery.local_rank(name)),
             "TFDIST_KEPT": str(Path(self._kept, str(number))),
         }
@@ -313,14 +310,14 @@ class Driver:
             worker.is_member, worker.rank, worker.state = True, rank, State.MEETING
         self._tell_world()
         for worker in meeting:
-            place = _place(worker.name, worker.rank, len(meeting))
+            own = place(worker.name, worker.rank, len(meeting), is_alone=True)
             # Horovod asks again for what it is told here, where it has met others before.
             told = ",".join(
-                place[f"HOROVOD_{name}"]
+                own[f"HOROVOD_{name}"]
                 for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
             )
             self._store.put(self._meeting, "rank_and_size", f"{worker.name}:0", told)
-            worker.order({"variables": {**place, **self._store.variables(self._meeting)}})
+            worker.order({"variables": {**own, **self._store.variables(self._meeting)}})
 
     def _exit_code(self) -> int:
         """Returns the job's: 0 where some of the last world did their work and no other failed.
@@ -332,19 +329,6 @@ class Driver:
         if 0 in codes:
             codes = [code for rank, code in self._exits if rank == 0 or code < 128]
         return next((code for code in codes if code), 0 if codes else 1)
-
-
-def _place(name: str, rank: int, size: int) -> dict[str, str]:
-    """Returns a worker's place in the words of Horovod, to which each slot is a host."""
-    return {
-        "HOROVOD_HOSTNAME": name,
-        "HOROVOD_RANK": str(rank),
-        "HOROVOD_SIZE": str(size),
-        "HOROVOD_LOCAL_RANK": "0",
-        "HOROVOD_LOCAL_SIZE": "1",
-        "HOROVOD_CROSS_RANK": str(rank),
-        "HOROVOD_CROSS_SIZE": str(size),
-    }
 
 
 class _Discovery:

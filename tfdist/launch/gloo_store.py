@@ -19,6 +19,34 @@ _TIMEOUT_S = 3.0
 _LONGEST_VALUE_BYTES = 1 << 20
 
 
+#: What all ranks are told that meet here.
+ON_LOOPBACK = {
+    "HOROVOD_CONTROLLER": "gloo",
+    "HOROVOD_CPU_OPERATIONS": "gloo",
+    "HOROVOD_GLOO_IFACE": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+}
+
+
+def place(host: str, rank: int, size: int, *, is_alone: bool) -> dict[str, str]:
+    """Returns a rank's place in the words of Horovod.
+
+    Args:
+        is_alone: whether each has a host of its own; else all are on one.
+    """
+    among, alone = (rank, size), (0, 1)
+    local, cross = (alone, among) if is_alone else (among, alone)
+    return {
+        "HOROVOD_HOSTNAME": host,
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_RANK": str(local[0]),
+        "HOROVOD_LOCAL_SIZE": str(local[1]),
+        "HOROVOD_CROSS_RANK": str(cross[0]),
+        "HOROVOD_CROSS_SIZE": str(cross[1]),
+    }
+
+
 class GlooStore:
     """Listens, in threads of its own, until ``close``."""
 

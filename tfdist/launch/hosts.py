@@ -40,20 +40,15 @@ def parse(text: str | None) -> list[Host]:
         name, colon, slots = part.strip().rpartition(":")
         if not colon:
             name, slots = slots, "1"
-        if not name or name.startswith("-") or not slots.isascii() or not slots.isdigit():
-            raise _not_hosts(text)
-        if int(slots) < 1:
-            raise _not_hosts(text)
+        is_host = name and not name.startswith("-")
+        if not (is_host and slots.isascii() and slots.isdigit() and int(slots) > 0):
+            raise OptionError(
+                "hosts must be names with their slots, separated by commas",
+                received=repr(text),
+                mend="Write them as host1:2,host2:2",
+            )
         hosts.append(Host(name, int(slots)))
     return hosts
-
-
-def _not_hosts(text: str) -> OptionError:
-    return OptionError(
-        "hosts must be names with their slots, separated by commas",
-        received=repr(text),
-        mend="Write them as host1:2,host2:2",
-    )
 
 
 def check_slots(workers: int, hosts: list[Host]) -> None:

@@ -182,7 +182,13 @@ class Where:
             environ = environ if workers is None else topology.alone(environ)
             return local.job(command, environ=environ, **timeouts)
         if controller is not None and not spec.has_controllers:
-            raise _no_controller(strategy, controller)
+            known = names_of(lambda spec: spec.has_controllers)
+            raise OptionError(
+                f"--controller must go with strategy {' or '.join(known)}",
+                received=f"--controller {controller} with --strategy {strategy}, whose processes "
+                "tfdist starts itself",
+                mend="Leave it out",
+            )
         name = controller or spec.launchers[0]
         if name not in spec.launchers:
             raise unknown_choice("controller", name, list(spec.launchers))
@@ -245,16 +251,6 @@ def _refuse_several(where: Where) -> None:
     if given:
         it = "them" if given[1:] else "it"
         raise _one_process(where.strategy, " ".join(given), f"leave {it} out")
-
-
-def _no_controller(strategy: str, controller: str) -> OptionError:
-    known = names_of(lambda spec: spec.has_controllers)
-    return OptionError(
-        f"--controller must go with strategy {' or '.join(known)}",
-        received=f"--controller {controller} with --strategy {strategy}, whose processes tfdist "
-        "starts itself",
-        mend="Leave it out",
-    )
 
 
 def _one_process(strategy: str, received: str, otherwise: str) -> LaunchError:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import EngineMissingError, LaunchError
+from tfdist.errors import LaunchError, extra_module
 from tfdist.launch import jobs, supervisor
 
 
@@ -40,15 +40,7 @@ def notebook_launch(
         LaunchError: a rank failed; the message holds the end of its traceback.
         EngineMissingError: cloudpickle, or horovod's mpirun, is missing.
     """
-    try:
-        import cloudpickle
-    except ImportError as error:
-        raise EngineMissingError(
-            "cloudpickle must be installed for notebook_launch",
-            received=f"an error: {error}",
-            mend="Run pip install 'tfdist[notebooks]'",
-        ) from error
-
+    cloudpickle = extra_module("cloudpickle", "cloudpickle", "notebook_launch", "notebooks")
     # TemporaryDirectory makes it for this user alone (0700): what is unpickled is our own.
     with tempfile.TemporaryDirectory(prefix="tfdist-notebook-") as folder:
         Path(folder, "task.pkl").write_bytes(cloudpickle.dumps((fn, args, kwargs)))

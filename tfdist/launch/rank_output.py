@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from tfdist.launch import events
 from tfdist.launch.cleanup import GIVE_UP_S, TERM_GRACE_S
@@ -34,49 +34,66 @@ def pass_on(fd: int, line: bytes) -> None:
             data = data[os.write(fd, data) :]
 
 
-def read_lines(
-    process: subprocess.Popen,
-    take: Callable[[int, bytes], None],
-    longest: int = LONGEST_LINE_BYTES,
-) -> list[threading.Thread]:
-    """Calls ``take`` with 1 (stdout) or 2 (stderr) and each line of a process, in threads.
+class Part:
+    """A process of a job that ends as a whole: a rank's guard, or what starts several elsewhere.
 
-    Lines of more than ``longest`` bytes come in parts.
+    Args:
+        command: its argument list.
+        take: called with 1 (stdout) or 2 (stderr) and each line, in threads.
+        longest: bytes of a line; longer ones come in parts.
+        how: of ``subprocess.Popen``.
     """
 
-    def read(pipe: IO[bytes], fd: int) -> None:
-        for line in iter(lambda: pipe.readline(longest), b""):
-            take(fd, line)
+    def __init__(
+        self,
+        command: list[str],
+        take: Callable[[int, bytes], None],
+        longest: int = LONGEST_LINE_BYTES,
+        **how: Any,
+    ):
+        self._process = process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how
+        )
 
-    pipes = ((process.stdout, 1), (process.stderr, 2))
-    readers = [threading.Thread(target=read, args=each, daemon=True) for each in pipes]
-    for reader in readers:
-        reader.start()
-    return readers
+        def read(pipe: IO[bytes], fd: int) -> None:
+            for line in iter(lambda: pipe.readline(longest), b""):
+                take(fd, line)
+
+        pipes = ((process.stdout, 1), (process.stderr, 2))
+        self._readers = [threading.Thread(target=read, args=each, daemon=True) for each in pipes]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def code(self) -> int | None:
+        """The exit code (128 + n for signal n); None while it runs."""
+        code = self._process.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    @property
+    def complaint(self) -> dict[str, Any] | None:
+        """The event that tells of its failure, with the exit code; None without one."""
+        raise NotImplementedError
+
+    def ask_to_end(self) -> None:
+        """Asks it to end all that is below it; returns at once."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Waits for what has been asked to end, and kills it if that takes too long."""
+        try:
+            self._process.wait(TERM_GRACE_S + GIVE_UP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def finish_output(self) -> None:
+        """Waits until all its lines have been taken."""
+        for reader in self._readers:
+            reader.join(GIVE_UP_S)
 
 
-def exit_code(process: subprocess.Popen) -> int | None:
-    """Returns the exit code (128 + n for signal n); None while the process runs."""
-    code = process.poll()
-    return code if code is None or code >= 0 else 128 - code
-
-
-def await_end(process: subprocess.Popen) -> None:
-    """Waits for a process that has been asked to end, and kills it if that takes too long."""
-    try:
-        process.wait(TERM_GRACE_S + GIVE_UP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def await_readers(readers: Sequence[threading.Thread]) -> None:
-    """Waits until all lines of ``read_lines`` have been taken."""
-    for reader in readers:
-        reader.join(GIVE_UP_S)
-
-
-class TaggedProcess:
+class TaggedProcess(Part):
     """One rank's guard, and through it the rank.
 
     Args:
@@ -95,55 +112,25 @@ class TaggedProcess:
     ):
         self.number = number
         self._may_be_lost = may_be_lost
-        self._process = subprocess.Popen(
+        tags = {1: f"[{number}]<stdout>:".encode(), 2: f"[{number}]<stderr>:".encode()}
+        super().__init__(
             command,
+            lambda fd, line: pass_on(fd, tags[fd] + line),
             env=env,
             pass_fds=pass_fds,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
         )
-        tags = {1: f"[{number}]<stdout>:".encode(), 2: f"[{number}]<stderr>:".encode()}
-        self._readers = read_lines(self._process, lambda fd, line: pass_on(fd, tags[fd] + line))
-
-    @property
-    def code(self) -> int | None:
-        """The exit code (128 + n for signal n); None while it runs."""
-        return exit_code(self._process)
 
     @property
     def complaint(self) -> dict[str, Any] | None:
-        """The event that tells of its failure, with the exit code; None without one."""
         code = self.code
         if not code or (self._may_be_lost and code > _KILLED):
             return None
         return {"event": "failed", "rank": self.number, "code": code}
 
     def ask_to_end(self) -> None:
-        """Asks the guard to end all that is below it; returns at once."""
         self._process.send_signal(signal.SIGHUP)
         self._process.send_signal(signal.SIGCONT)  # A stopped process takes no other signal.
-
-    def end(self) -> None:
-        """Ends it."""
-        self.ask_to_end()
-        await_end(self._process)
-
-    def finish_output(self) -> None:
-        """Waits until all its lines have gone on."""
-        await_readers(self._readers)
-
-
-class Part(Protocol):
-    """A ``TaggedProcess``, or what starts several elsewhere."""
-
-    @property
-    def code(self) -> int | None: ...
-    @property
-    def complaint(self) -> dict[str, Any] | None: ...
-    def ask_to_end(self) -> None: ...
-    def end(self) -> None: ...
-    def finish_output(self) -> None: ...
 
 
 def asked_to_end() -> threading.Event:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tfdist import topology
@@ -21,91 +23,83 @@ from tfdist.compat import (
 from tfdist.launch import events, programs
 
 
-def _two_logical_cpus(tf: Any) -> None:
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-
-
-def _gpus(tf: Any) -> dict:
+def _import_tensorflow() -> dict:
+    tf = import_tensorflow()
     return {"gpus": [device.name for device in tf.config.list_physical_devices("GPU")]}
 
 
-class _Single:
-    def load(self) -> dict:
-        return _gpus(import_tensorflow())
+def _take_a_gradient() -> str:
+    import tensorflow as tf
 
-    def run(self) -> str:
-        import tensorflow as tf
-
-        x = tf.Variable([1.0, 2.0])
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(x * x)
-        gradient = tape.gradient(loss, x).numpy().tolist()
-        assert gradient == [2.0, 4.0], gradient
-        return "one gradient on one device"
+    x = tf.Variable([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(x * x)
+    gradient = tape.gradient(loss, x).numpy().tolist()
+    assert gradient == [2.0, 4.0], gradient
+    return "one gradient on one device"
 
 
-class _Mirrored(_Single):
-    def run(self) -> str:
-        import tensorflow as tf
+def _sum_over_cpus() -> str:
+    import tensorflow as tf
 
-        _two_logical_cpus(tf)
-        strategy = tf.distribute.MirroredStrategy(
-            ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-        )
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
 
-        @tf.function
-        def numbers() -> Any:
-            return tf.distribute.get_replica_context().replica_id_in_sync_group + 1
+    @tf.function
+    def numbers() -> Any:
+        return tf.distribute.get_replica_context().replica_id_in_sync_group + 1
 
-        total = strategy.reduce("SUM", strategy.run(numbers), axis=None).numpy()
-        assert total == 3, total
-        return "sum over two logical CPUs"
-
-
-class _OpenMpi:
-    def load(self) -> dict:
-        mpirun = programs.find("mpirun", "the MPI controller", os.environ)
-        asked = subprocess.run(
-            [mpirun, "--version"],
-            env=programs.rank_environment(os.environ),
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=30,
-        )
-        return {"version": asked.stdout.split("\n")[0].split()[-1]}
-
-    def run(self) -> str:
-        size = topology.current().world_size
-        assert size == 2, size
-        return "two ranks started by mpirun"
+    total = strategy.reduce("SUM", strategy.run(numbers), axis=None).numpy()
+    assert total == 3, total
+    return "sum over two logical CPUs"
 
 
-class _Horovod:
-    def load(self) -> dict:
-        import_tensorflow()
-        hvd = import_horovod()
-
-        built = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built(), "NCCL": bool(hvd.nccl_built())}
-        return {"note": "built with " + ", ".join(name for name, yes in built.items() if yes)}
-
-    def run(self) -> str:
-        hvd = import_horovod()
-        import tensorflow as tf
-
-        hvd.init()
-        total = hvd.allreduce(tf.constant(hvd.rank() + 1), op=hvd.Sum).numpy()
-        assert total == 3, total
-        hvd.shutdown()
-        return "all-reduce over two MPI ranks"
+def _ask_mpirun() -> dict:
+    mpirun = programs.find("mpirun", "the MPI controller", os.environ)
+    asked = subprocess.run(
+        [mpirun, "--version"],
+        env=programs.rank_environment(os.environ),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    return {"version": asked.stdout.split("\n")[0].split()[-1]}
 
 
-def _train_one_step(name: str) -> int:
+def _count_ranks() -> str:
+    size = topology.current().world_size
+    assert size == 2, size
+    return "two ranks started by mpirun"
+
+
+def _import_horovod() -> dict:
+    import_tensorflow()
+    hvd = import_horovod()
+
+    built = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built(), "NCCL": bool(hvd.nccl_built())}
+    return {"note": "built with " + ", ".join(name for name, yes in built.items() if yes)}
+
+
+def _sum_over_ranks() -> str:
+    hvd = import_horovod()
+    import tensorflow as tf
+
+    hvd.init()
+    total = hvd.allreduce(tf.constant(hvd.rank() + 1), op=hvd.Sum).numpy()
+    assert total == 3, total
+    hvd.shutdown()
+    return "all-reduce over two MPI ranks"
+
+
+def _train_one_step(name: str, told: str = "one step; replicas: {}") -> str:
     """On one batch of two rows, divided or not: the weight must go from 1 to 0.8.
 
-    Returns:
-        The number of replicas.
+    Args:
+        told: what is told of it, with a place for the number of replicas.
     """
     import numpy as np
     import tensorflow as tf
@@ -122,118 +116,110 @@ def _train_one_step(name: str) -> int:
         model.fit(engine.dataset(data, global_batch_size=2), verbose=0)
         weight = model.get_weights()[0].item()
         assert abs(weight - 0.8) < 1e-6, weight
-        return engine.num_replicas
+        return told.format(engine.num_replicas)
 
 
-class _MultiWorker(_Single):
-    def run(self) -> str:
-        _train_one_step("multi_worker")
-        return "one step of two workers"
+def _import_strategy(name: str) -> dict:
+    """Of a strategy that nothing here knows more of."""
+    from tfdist.strategies import strategy_class
+
+    found = _import_tensorflow()
+    strategy_class(name)
+    return found
 
 
-class _ParameterServer(_Single):
-    def run(self) -> str:
-        _train_one_step("parameter_server")
-        return "one step of two workers, on one parameter server"
+def _import_mesh() -> dict:
+    import_tensorflow()
+    import_mesh_tensorflow()
+    return {}
 
 
-class _OfStrategy(_Single):
-    """A strategy that nothing here knows more of."""
+def _multiply_on_mesh() -> str:
+    import numpy as np
+    import tensorflow as tf
 
-    def __init__(self, name: str):
-        self._name = name
-
-    def load(self) -> dict:
-        from tfdist.strategies import strategy_class
-
-        found = super().load()
-        strategy_class(self._name)
-        return found
-
-    def run(self) -> str:
-        return f"one step; replicas: {_train_one_step(self._name)}"
-
-
-class _Mesh:
-    def load(self) -> dict:
-        import_tensorflow()
-        import_mesh_tensorflow()
-        return {}
-
-    def run(self) -> str:
-        import numpy as np
-        import tensorflow as tf
-
-        mtf = import_mesh_tensorflow()
-        x, w = np.ones([2, 3], np.float32), np.arange(12, dtype=np.float32).reshape(3, 4)
-        with tf.Graph().as_default():
-            graph = mtf.Graph()
-            mesh = mtf.Mesh(graph, "smoke")
-            rows, inner, columns = (
-                mtf.Dimension(*pair) for pair in (("rows", 2), ("inner", 3), ("columns", 4))
-            )
-            product = mtf.einsum(
-                [
-                    mtf.import_tf_tensor(mesh, tf.constant(x), mtf.Shape([rows, inner])),
-                    mtf.import_tf_tensor(mesh, tf.constant(w), mtf.Shape([inner, columns])),
-                ],
-                output_shape=mtf.Shape([rows, columns]),
-            )
-            devices = mtf.placement_mesh_impl.PlacementMeshImpl(
-                "batch:1;model:2", "columns:model", ["cpu:0", "cpu:1"]
-            )
-            lowered = mtf.Lowering(graph, {mesh: devices}).export_to_tf_tensor(product)
-            config = tf.compat.v1.ConfigProto(device_count={"CPU": 2})
-            with tf.compat.v1.Session(config=config) as session:
-                result = session.run(lowered)
-        assert np.array_equal(result, x @ w), result
-        return "a matrix product on a 1x2 mesh of logical CPUs"
+    mtf = import_mesh_tensorflow()
+    x, w = np.ones([2, 3], np.float32), np.arange(12, dtype=np.float32).reshape(3, 4)
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "smoke")
+        rows, inner, columns = (
+            mtf.Dimension(*pair) for pair in (("rows", 2), ("inner", 3), ("columns", 4))
+        )
+        product = mtf.einsum(
+            [
+                mtf.import_tf_tensor(mesh, tf.constant(x), mtf.Shape([rows, inner])),
+                mtf.import_tf_tensor(mesh, tf.constant(w), mtf.Shape([inner, columns])),
+            ],
+            output_shape=mtf.Shape([rows, columns]),
+        )
+        devices = mtf.placement_mesh_impl.PlacementMeshImpl(
+            "batch:1;model:2", "columns:model", ["cpu:0", "cpu:1"]
+        )
+        lowered = mtf.Lowering(graph, {mesh: devices}).export_to_tf_tensor(product)
+        config = tf.compat.v1.ConfigProto(device_count={"CPU": 2})
+        with tf.compat.v1.Session(config=config) as session:
+            result = session.run(lowered)
+    assert np.array_equal(result, x @ w), result
+    return "a matrix product on a 1x2 mesh of logical CPUs"
 
 
-class _Federated:
-    def load(self) -> dict:
-        import_tensorflow()
-        import_tensorflow_federated()
-        return {}
-
-    def run(self) -> str:
-        import numpy as np
-        import tensorflow_federated as tff
-
-        from tfdist.strategies.federated.engine import Engine
-
-        @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
-        def total(values: Any) -> Any:
-            return tff.federated_sum(values)
-
-        engine = Engine()  # TFF's own would leave its worker behind.
-        try:
-            with engine.active():
-                result = total([1, 2])
-        finally:
-            engine.close()
-        assert result == 3, result
-        return "a federated sum over two clients"
+def _import_federated() -> dict:
+    import_tensorflow()
+    import_tensorflow_federated()
+    return {}
 
 
-_ENGINES = {
-    "tensorflow": _Single,
-    "mirrored": _Mirrored,
-    "openmpi": _OpenMpi,
-    "horovod": _Horovod,
-    "multi-worker": _MultiWorker,
-    "parameter-server": _ParameterServer,
-    "mesh-tensorflow": _Mesh,
-    "tensorflow-federated": _Federated,
+def _sum_over_clients() -> str:
+    import numpy as np
+    import tensorflow_federated as tff
+
+    from tfdist.strategies.federated.engine import Engine
+
+    @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
+    def total(values: Any) -> Any:
+        return tff.federated_sum(values)
+
+    engine = Engine()  # TFF's own would leave its worker behind.
+    try:
+        with engine.active():
+            result = total([1, 2])
+    finally:
+        engine.close()
+    assert result == 3, result
+    return "a federated sum over two clients"
+
+
+#: Engine -> what imports it and tells of it, and what takes a step and says which.
+_ENGINES: dict[str, tuple[Callable[[], dict], Callable[[], str]]] = {
+    "tensorflow": (_import_tensorflow, _take_a_gradient),
+    "mirrored": (_import_tensorflow, _sum_over_cpus),
+    "openmpi": (_ask_mpirun, _count_ranks),
+    "horovod": (_import_horovod, _sum_over_ranks),
+    "multi-worker": (
+        _import_tensorflow,
+        partial(_train_one_step, "multi_worker", "one step of two workers"),
+    ),
+    "parameter-server": (
+        _import_tensorflow,
+        partial(
+            _train_one_step,
+            "parameter_server",
+            "one step of two workers, on one parameter server",
+        ),
+    ),
+    "mesh-tensorflow": (_import_mesh, _multiply_on_mesh),
+    "tensorflow-federated": (_import_federated, _sum_over_clients),
 }
 
 
 def main() -> None:
     name = sys.argv[1]
-    engine = _ENGINES[name]() if name in _ENGINES else _OfStrategy(name)
-    events.emit({"event": "imported", **engine.load()})
+    of_strategy = partial(_import_strategy, name), partial(_train_one_step, name)
+    load, run = _ENGINES.get(name, of_strategy)
+    events.emit({"event": "imported", **load()})
     if "--run" in sys.argv[2:]:
-        events.emit({"event": "ran", "what": engine.run()})
+        events.emit({"event": "ran", "what": run()})
 
 
 if __name__ == "__main__":

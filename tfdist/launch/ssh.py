@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.launch import events, programs
-from tfdist.launch.rank_output import await_end, await_readers, exit_code, pass_on, read_lines
+from tfdist.launch.rank_output import Part, pass_on
 from tfdist.launch.streams import LONGEST_LINE_BYTES, NUMBERED
 
 # Nobody is there to answer a question; a host that is gone is noticed within 15 s.
@@ -41,8 +41,8 @@ _RUN_WHAT_IS_SAID = (
 _LONGEST_REASON = 500
 
 
-class OverSsh:
-    """The tasks of one other host, as the ``Part`` of a job.
+class OverSsh(Part):
+    """The tasks of one other host.
 
     Args:
         host: as ssh knows it.
@@ -61,26 +61,17 @@ class OverSsh:
         self._has_begun = False
         guarded = [sys.executable, "-m", "tfdist.launch.cleanup", "--", *command]
         order = {"command": guarded, "folder": os.getcwd(), "environ": dict(environ)}
-        self._process = subprocess.Popen(
-            [
-                programs.find("ssh", "--hosts", os.environ),
-                *_OPTIONS,
-                host,
-                shlex.join([sys.executable, "-I", "-c", _RUN_WHAT_IS_SAID]),
-            ],
+        ssh = programs.find("ssh", "--hosts", os.environ)
+        said = shlex.join([sys.executable, "-I", "-c", _RUN_WHAT_IS_SAID])
+        super().__init__(
+            [ssh, *_OPTIONS, host, said],
+            self._take,
+            longest=2 * LONGEST_LINE_BYTES,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
         )
-        self._readers = read_lines(self._process, self._take, longest=2 * LONGEST_LINE_BYTES)
         # It may be longer than a pipe holds, and ssh reads it only once it is connected.
         sending = (json.dumps(order).encode() + b"\n",)
         threading.Thread(target=self._send, args=sending, daemon=True).start()
-
-    @property
-    def code(self) -> int | None:
-        """The exit code (128 + n for signal n); None while it runs."""
-        return exit_code(self._process)
 
     @property
     def complaint(self) -> dict[str, Any] | None:
@@ -100,19 +91,10 @@ class OverSsh:
         }
 
     def ask_to_end(self) -> None:
-        """Asks the guard there to end all that is below it; returns at once."""
         if not self._has_begun:
             self._process.send_signal(signal.SIGHUP)  # It may not even be connected.
         with contextlib.suppress(OSError):  # It has ended by itself.
             self._process.stdin.close()
-
-    def end(self) -> None:
-        """Ends it."""
-        await_end(self._process)
-
-    def finish_output(self) -> None:
-        """Waits until all its lines have gone on."""
-        await_readers(self._readers)
 
     def _send(self, data: bytes) -> None:
         with contextlib.suppress(OSError, ValueError):  # It has ended, or is asked to.

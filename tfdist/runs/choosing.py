@@ -10,7 +10,7 @@ from typing import Any
 from tfdist import topology
 from tfdist.errors import TfdistError
 from tfdist.launch.jobs import Where, of_several
-from tfdist.planning.advice import Advice, advise, fits_on_one, gigabytes
+from tfdist.planning.advice import advise, fits_on_one, gigabytes
 from tfdist.planning.candidates import Candidate, candidates
 from tfdist.planning.devices import Cluster, DeviceTable
 from tfdist.planning.needs import Needs
@@ -51,7 +51,8 @@ def fitting(where: Where, model: str, rows: int, tell: Callable[[str], None]) ->
             f"planning what does, with {gigabytes(cluster.room)} each"
         )
         asked = _startable(cluster, rows, where)
-        advice = recommended(asked, [one, *_needs(model, asked[1:], rows)], cluster, rows)
+        found = [one, *_needs(model, asked[1:], rows)]
+        advice = advise(make_rows(asked, found, cluster, rows, Speed()), rows)
     except TfdistError as error:
         tell(f"strategy 'auto' cannot tell whether a step fits: {error}")
         return where
@@ -61,16 +62,6 @@ def fitting(where: Where, model: str, rows: int, tell: Callable[[str], None]) ->
     tell(f"strategy {advice.reason}")
     chosen = started(advice.row.candidate)
     return replace(where, strategy=chosen.strategy, options=chosen.options, workers=chosen.workers)
-
-
-def recommended(
-    asked: Sequence[Candidate],
-    found: Sequence[Needs | TfdistError],
-    cluster: Cluster,
-    rows: int,
-) -> Advice:
-    """Returns what to take on these devices; arguments as those of ``make_rows``."""
-    return advise(make_rows(asked, found, cluster, rows, Speed()), rows)
 
 
 def started(candidate: Candidate) -> Where:

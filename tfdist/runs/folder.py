@@ -27,7 +27,7 @@ from typing import Any
 from tfdist.errors import DataError, OptionError, cannot_write
 from tfdist.records.buckets.urls import refuse_url, url_of
 from tfdist.runs.files import read_config, write_json
-from tfdist.runs.settings import Settings
+from tfdist.runs.settings import Settings, Start
 from tfdist.traces import places
 from tfdist.training.checkpoints import checkpoint_files
 from tfdist.training.engine import model_path
@@ -49,6 +49,7 @@ _UNFINISHED_MODEL = re.compile(r"\.(model|best)\.keras-[a-z0-9_]{8}", re.ASCII)
 # What a resumed training must share with the one it goes on from.
 _FILES_ON_RESUME = ("model", "data")
 _SAME_ON_RESUME = [o.name for o in dataclasses.fields(Settings) if o.metadata["same_on_resume"]]
+_ANEW = Start()
 
 
 def _placed(name: str) -> Any:
@@ -99,16 +100,12 @@ class RunFolder:
     def taken(
         self,
         config: dict[str, Any],
-        *,
-        resume: bool = False,
-        rescale: bool = False,
-        overwrite: bool = False,
+        start: Start = _ANEW,
         tell: Callable[[str], None] = lambda text: None,
     ) -> Iterator[None]:
         """Encloses a training: the folder is its own, and left as it was where it came to nothing.
 
         Args:
-            rescale: whether a resumed one may have another global batch size.
             tell: is told in one line what became of a training that was to replace another.
 
         Raises:
@@ -121,13 +118,13 @@ class RunFolder:
         made = self._made()
         lock = None
         try:
-            self._check_ours(resume, overwrite)
+            self._check_ours(start)
             lock = FolderLock(self.path / MARK)
-            is_new = self._prepare(config, resume, overwrite, tell, rescale)
+            is_new = self._prepare(config, start, tell)
             before = None
             there = checkpoint_files.finished(self.checkpoints)
             try:
-                if rescale and not is_new:
+                if start.rescale and not is_new:
                     before = read_config(self.config)
                 write_json(self.config, config)
                 yield
@@ -158,7 +155,7 @@ class RunFolder:
             ) from None
         return missing[::-1]
 
-    def _check_ours(self, resume: bool, overwrite: bool) -> None:
+    def _check_ours(self, start: Start) -> None:
         """Checks that the folder is empty, or a training's.
 
         Raises:
@@ -171,13 +168,13 @@ class RunFolder:
         if not names:
             return
         # Trainings of earlier versions have no mark.
-        if not (self._is_ours_alone(names) if overwrite else self._has_settings()):
+        if not (self._is_ours_alone(names) if start.overwrite else self._has_settings()):
             raise OptionError(
                 "--output must be a new folder, or one of an earlier training",
                 received=f"{self.path}, which holds something else",
                 mend="Choose another folder",
             )
-        if not (resume or overwrite):
+        if not (start.resume or start.overwrite):
             raise self._exists()
 
     def _exists(self) -> OptionError:
@@ -203,22 +200,15 @@ class RunFolder:
         inside = [path.name for path in kept.iterdir()] if kept.is_dir() else []
         return self._has_settings() and all(known) and all(map(checkpoint_files.is_ours, inside))
 
-    def _prepare(
-        self,
-        config: dict[str, Any],
-        resume: bool,
-        overwrite: bool,
-        tell: Callable[[str], None],
-        rescale: bool,
-    ) -> bool:
+    def _prepare(self, config: dict[str, Any], start: Start, tell: Callable[[str], None]) -> bool:
         """Makes ready for a training; whether it is the first in the folder."""
         names = (*FILES, CHECKPOINTS, _NEW, _NEXT, _LAST)
         if not any(os.path.lexists(self.path / name) for name in names):
             return True
-        if not (resume or overwrite):
+        if not (start.resume or start.overwrite):
             raise self._exists()
         self.settle()
-        if overwrite:
+        if start.overwrite:
             self._check_replaceable(config)
             self._remove_staged()
             try:
@@ -231,7 +221,7 @@ class RunFolder:
             tell(f"{self.path} holds the earlier training: what was to replace it had not begun")
         elif self.is_staged:
             tell(f"going on with the training that is to replace the earlier one in {self.path}")
-        self._check_same(config, may_change=("global_batch_size",) if rescale else ())
+        self._check_same(config, may_change=("global_batch_size",) if start.rescale else ())
         self.remove_unfinished()
         return False
 

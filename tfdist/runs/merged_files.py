@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tfdist.errors import DataError, package_missing
+from tfdist.errors import DataError, extra_module
 
 _COPIED_BYTES = 4 << 20
 # A header of a file .npy is larger with more dimensions only than NumPy has.
@@ -20,20 +20,16 @@ _LONGEST_LINE = 1 << 20
 def rows_of(file: Path) -> int | None:
     """Returns how many records a file has; None of one of lines, which its checksum tells of."""
     if file.suffix == ".parquet":
-        parquet = _pyarrow()
-        return parquet.read_metadata(file).num_rows
+        return parquet().read_metadata(file).num_rows
     if file.suffix in (".npy", ".npz"):
         with _arrays(file) as arrays:
             return next(iter(arrays.values()))[0][0]
     return None
 
 
-def _pyarrow() -> Any:
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise package_missing("pyarrow", "parquet files", "tables", error) from None
-    return parquet
+def parquet() -> Any:
+    """Returns pyarrow's module of parquet files. Raises EngineMissingError: there is none."""
+    return extra_module("pyarrow.parquet", "pyarrow", "parquet files", "tables")
 
 
 def join(files: Sequence[Path], output: Path) -> None:
@@ -71,11 +67,10 @@ def _join_lines(files: Sequence[Path], out: BinaryIO, *, has_header: bool) -> No
 
 
 def _join_parquet(files: Sequence[Path], output: Path) -> None:
-    parquet = _pyarrow()
-    schema = parquet.read_schema(files[0])
-    with parquet.ParquetWriter(output, schema) as writer:
+    schema = parquet().read_schema(files[0])
+    with parquet().ParquetWriter(output, schema) as writer:
         for file in files:
-            part = parquet.ParquetFile(file)
+            part = parquet().ParquetFile(file)
             with contextlib.closing(part):
                 _check_alike(file, part.schema_arrow, schema)
                 for number in range(part.num_row_groups):

@@ -54,33 +54,18 @@ _OF_STOPPING: _Kinds = {
 }
 
 
-def early_stopping(given: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of Keras' ``EarlyStopping``.
+def watched(option: str, given: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Returns {"monitor": name, "mode": "min" or "max"} of "val_accuracy" or "val_cost,mode=min".
 
     Args:
-        given: "val_loss,patience=3", or the arguments themselves; "monitor" is the number's name.
+        option: which names a number, and which of two is better; early_stopping has the arguments
+            of Keras' ``EarlyStopping``, as "val_loss,patience=3".
+        given: to it; or the arguments themselves.
 
     Raises:
         OptionError: an argument that there is not, or that cannot hold.
     """
-    return _parsed("early_stopping", given, _OF_STOPPING)
-
-
-def save_best(given: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Returns {"monitor": name, "mode": "min" or "max"} of "val_accuracy" or "val_cost,mode=min".
-
-    Raises:
-        OptionError: as ``early_stopping``.
-    """
-    return better("save_best", given)
-
-
-def better(option: str, given: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the same of ``option``, which names a number, and which of two is better."""
-    return _parsed(option, given, _OF_BEST)
-
-
-def _parsed(option: str, given: str | Mapping[str, Any], kinds: _Kinds) -> dict[str, Any]:
+    kinds = _OF_STOPPING if option == "early_stopping" else _OF_BEST
     if isinstance(given, Mapping):
         pairs = dict(given)
     elif isinstance(given, str):

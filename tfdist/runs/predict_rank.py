@@ -17,7 +17,7 @@ import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.errors import ModelError, OptionError
 from tfdist.launch.events import emit, emit_numbers
-from tfdist.records.format.manifest import find_split
+from tfdist.records.format.manifest import find_split, load_manifest
 from tfdist.records.reading.stored import Section
 from tfdist.runs import prediction_table, ranks
 from tfdist.runs.epoch_rows import numbers
@@ -200,8 +200,6 @@ def _columns(
     config: dict[str, Any], losses: Mapping[str, Any], outputs: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Returns the columns of the table that ``outputs`` are written as."""
-    from tfdist.records.format.manifest import load_manifest
-
     _, split, manifest = find_split(Path(config["data"]))
     shards = manifest.splits[split].shards
     schemas = [manifest.schema]

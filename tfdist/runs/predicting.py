@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist.compat import follow_program
-from tfdist.errors import DataError, OptionError, package_missing
+from tfdist.errors import DataError, OptionError
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.urls import url_of
 from tfdist.records.parts import Part
-from tfdist.runs import ranks
+from tfdist.runs import merged_files, ranks
 from tfdist.runs.files import read_config
 from tfdist.runs.prediction_parts import (
     Share,
@@ -323,10 +323,7 @@ def _check(weights: Path, output: Path, *, overwrite: bool) -> None:
             mend="Write such a name, as --output predictions.csv",
         )
     if output.suffix == ".parquet":
-        try:
-            import pyarrow.parquet  # noqa: F401
-        except ImportError as error:
-            raise package_missing("pyarrow", "parquet files", "tables", error) from None
+        merged_files.parquet()
     if not output.absolute().parent.is_dir():
         raise OptionError(
             "--output must lie in a folder that exists",

@@ -181,11 +181,8 @@ class Settings(OfLearning, OfOutput, OfData):
         }
 
     def _watched(self) -> dict[str, dict[str, Any] | None]:
-        stopping, best = self.early_stopping, self.save_best
-        return {
-            "early_stopping": monitors.early_stopping(stopping) if stopping else None,
-            "save_best": monitors.save_best(best) if best else None,
-        }
+        given = {"early_stopping": self.early_stopping, "save_best": self.save_best}
+        return {name: monitors.watched(name, one) if one else None for name, one in given.items()}
 
     def to_config(self, splits: Mapping[str, str]) -> dict[str, Any]:
         """Returns what ranks read: JSON-able.

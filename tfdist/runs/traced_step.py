@@ -74,7 +74,10 @@ def needs_of(
         ranks = max(1, devices // of_each) if options.get("replicas") or not is_divided else 1
         share = math.ceil(rows / ranks) if is_divided else rows
         times = _TIMES_OF_MESH if name == "mesh" else _TIMES
-        steps = _of_batches(strategy, model, [each * share for each in times], name, threads)
+        batches = [each * share for each in times]
+        # Rows that are traced are made, and a large batch may not fit here.
+        alike = [[rows] for rows in batches] if name == "mesh" else [batches]
+        steps = [each for own in alike for each in _of_batches(strategy, model, own, threads)]
     once, most = steps[0], steps[-1]
     device = home if home == _HOME else max(once.most, key=lambda each: once.most[each])
     held = {key: getattr(once, key)[device] for key in ("weights", "gradients", "slots")}
@@ -209,7 +212,7 @@ def _check_products(operations: Sequence[step_graph.Operation], flops: Sequence[
 
 def most_on_each(strategy: Any, model: Any, rows: int) -> dict[str, int]:
     """Returns device -> the most bytes there in a step of ``rows`` rows, variables included."""
-    return _of_batch(strategy, model, rows, pool_threads()).most
+    return _of_batches(strategy, model, [rows], pool_threads())[0].most
 
 
 def pool_threads() -> int:
@@ -218,26 +221,13 @@ def pool_threads() -> int:
     return asked or len(os.sched_getaffinity(0))
 
 
-def _of_batches(
-    strategy: Any, model: Any, batches: Sequence[int], name: str, threads: int
-) -> list[_Step]:
-    if name == "mesh":
-        return [_of_batch(strategy, model, rows, threads) for rows in batches]
-    # Rows that are traced are made, and a large batch may not fit here.
-    traced = _traced(strategy, model, batches[0])
-    shares = [math.ceil(rows / strategy.num_replicas) for rows in batches]
-    return [_Step(model, traced, share, threads) for share in shares]
-
-
-def _of_batch(strategy: Any, model: Any, rows: int, threads: int) -> _Step:
-    traced = _traced(strategy, model, rows)
-    return _Step(model, traced, math.ceil(rows / strategy.num_replicas), threads)
-
-
-def _traced(strategy: Any, model: Any, rows: int) -> Any:
-    """Returns the concrete function of a train step on ``rows`` made-up rows."""
+def _of_batches(strategy: Any, model: Any, batches: Sequence[int], threads: int) -> list[_Step]:
+    """Returns what a step on made-up rows tells for each batch; it is traced on the first."""
+    rows = batches[0]
     data = strategy.dataset(made_up_rows(model, rows), global_batch_size=rows)
-    return traced(model, lambda: model.fit(data, verbose=0))[0]
+    function, _ = traced(model, lambda: model.fit(data, verbose=0))
+    shares = [math.ceil(rows / strategy.num_replicas) for rows in batches]
+    return [_Step(model, function, share, threads) for share in shares]
 
 
 def traced(model: Any, fit: Callable[[], Any]) -> tuple[Any, tuple[Any, ...]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from tfdist.errors import OptionError, TfdistError, first_line, package_missing
+from tfdist.errors import OptionError, TfdistError, extra_module, first_line
 from tfdist.runs.progress import Progress
 from tfdist.training.engine.failure_notices import ToldOnce
 
@@ -22,11 +22,7 @@ _EXPERIMENT = "tfdist"
 
 class _Mlflow:
     def __init__(self, uri: str, name: str, settings: dict[str, Any]):
-        try:
-            import mlflow
-        except ImportError as error:
-            raise package_missing("mlflow", "--mlflow", "mlflow", error) from error
-        self._mlflow = mlflow
+        self._mlflow = mlflow = extra_module("mlflow", "mlflow", "--mlflow", "mlflow")
         if uri:
             mlflow.set_tracking_uri(uri)
         if not _is_set("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
@@ -43,10 +39,7 @@ class _Mlflow:
 
 class _Wandb:
     def __init__(self, project: str, name: str, settings: dict[str, Any]):
-        try:
-            import wandb
-        except ImportError as error:
-            raise package_missing("wandb", "--wandb", "wandb", error) from error
+        wandb = extra_module("wandb", "wandb", "--wandb", "wandb")
         default = None if _is_set("WANDB_PROJECT") else _EXPERIMENT
         self._run = wandb.init(project=project or default, name=name, config=settings)
 

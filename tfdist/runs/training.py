@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist import topology
 from tfdist.errors import DataError, DivergedError, OptionError
 from tfdist.launch.jobs import Where
-from tfdist.records.buckets.cache import scratch_folder
+from tfdist.records.buckets.cache import local_shards, scratch_folder
 from tfdist.records.buckets.urls import url_of
 from tfdist.runs import curves, ranks
 from tfdist.runs.choosing import fitting
@@ -231,22 +231,21 @@ def carry_out(
         tell: is told in one line what became of a training that was to replace another.
     """
     check_values(start)
-    resume, overwrite = start.resume, start.overwrite
-    if resume and overwrite:
+    if start.resume and start.overwrite:
         raise OptionError(
             "one of --resume and --overwrite must be left out",
             received="both",
             mend="Leave --overwrite out to go on, --resume to begin anew",
         )
     if topology.is_evaluator(os.environ):
-        evaluate_beside(config, where, progress, overwrite=overwrite)
+        evaluate_beside(config, where, progress, overwrite=start.overwrite)
         return None
     if config.get("limit_steps") is not None and where.is_chief:
         tell(
             f"a dry run: {config['limit_steps']} steps of each epoch, so its results are no whole "
             "training's"
         )
-    if start.rescale and not resume:
+    if start.rescale and not start.resume:
         raise OptionError(
             "--rescale must go with --resume",
             received="--rescale alone",
@@ -262,14 +261,11 @@ def carry_out(
         return None
     if url is None:
         folder = RunFolder(config["output"])
-        taken = folder.taken(
-            config, resume=resume, rescale=start.rescale, overwrite=overwrite, tell=tell
-        )
-        with taken:
+        with folder.taken(config, start, tell):
             return _carried_out(folder, config, where, progress, start)
     from tfdist.runs.uploads import uploading
 
-    with uploading(url, resume=resume, overwrite=overwrite, tell=tell) as uploads:
+    with uploading(url, start, tell) as uploads:
 
         def note(rank: int, event: dict[str, Any]) -> None:
             progress.take(rank, event)
@@ -278,7 +274,7 @@ def carry_out(
         folder = RunFolder(uploads.folder)
         # What the folder says of itself is true of the bucket.
         told = config | {"output": url}
-        with folder.taken(told, resume=resume, rescale=start.rescale, tell=tell):
+        with folder.taken(told, replace(start, overwrite=False), tell):
             run = _carried_out(folder, config, where, progress, start, note)
     return replace(run, url=url, curves=run.curves.replace(str(folder.path), url))
 
@@ -369,7 +365,6 @@ def find_splits(data: str) -> dict[str, str]:
     Raises:
         DataError: no shards there, or none to train on.
     """
-    from tfdist.records.buckets.cache import local_shards
     from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 
     # A URL stays one for the ranks: those of other hosts fetch what it names themselves.
@@ -405,7 +400,6 @@ def fingerprint(split: str) -> str:
     """
     from crc32c import crc32c
 
-    from tfdist.records.buckets.cache import local_shards
     from tfdist.records.format.manifest import load_manifest
 
     place = local_shards(split)

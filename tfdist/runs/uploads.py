@@ -34,6 +34,7 @@ from tfdist.records.buckets import cache
 from tfdist.records.buckets.mirror import Mirror, finish
 from tfdist.records.buckets.store import MissingObjectError
 from tfdist.runs.folder import CHECKPOINTS, FILES, MARK
+from tfdist.runs.settings import Start
 from tfdist.traces import places
 from tfdist.training.checkpoints import checkpoint_files
 from tfdist.training.engine.failure_notices import ToldOnce
@@ -102,7 +103,7 @@ class Uploads:
 
     # Begin and end ------------------------------------------------------------------------------
 
-    def begin(self, resume: bool, overwrite: bool) -> None:
+    def begin(self, start: Start) -> None:
         """Takes the place, and fetches what a resumed training goes on from.
 
         Raises:
@@ -122,15 +123,15 @@ class Uploads:
             self._check_left(before)
             stage = before.stage and f"{before.stage}/"
             earlier = {name for name in sizes if _is_ours(name.removeprefix(stage))}
-            if earlier and not (resume or overwrite):
+            if earlier and not (start.resume or start.overwrite):
                 raise OptionError(
                     "--output must be a new place",
                     received=f"{self.url}, where a training lies",
                     mend="Add --resume to go on, --overwrite to start anew, or choose another",
                 )
-            self._replaces = overwrite and bool(earlier)
+            self._replaces = start.overwrite and bool(earlier)
             self._mark = replace(self._mark, stage=before.stage)
-            if resume:
+            if start.resume:
                 self._fetch(sizes)
         self._write_mark()
         self._check_mine()
@@ -299,9 +300,7 @@ class Uploads:
 
 
 @contextlib.contextmanager
-def uploading(
-    url: str, *, resume: bool, overwrite: bool, tell: Callable[[str], None]
-) -> Iterator[Uploads]:
+def uploading(url: str, start: Start, tell: Callable[[str], None]) -> Iterator[Uploads]:
     """Encloses a training whose output is a URL.
 
     What is on this machine stays until this process ends; for good where it could not be taken
@@ -318,7 +317,7 @@ def uploading(
         folder.mkdir()
         uploads = Uploads(url, folder, tell)
         try:
-            uploads.begin(resume, overwrite)
+            uploads.begin(start)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise

@@ -125,7 +125,7 @@ class Request:
     @property
     def monitor(self) -> dict[str, str]:
         """{"monitor": name, "mode": "min" or "max"}."""
-        return monitors.better("metric", self.search.metric)
+        return monitors.watched("metric", self.search.metric)
 
     def check(self) -> dict[str, Any]:
         """Returns what must be the same where it is gone on with: JSON-able.

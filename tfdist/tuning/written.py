@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tfdist.errors import OptionError
@@ -36,9 +36,5 @@ def as_read(name: str, value: Any, split: str) -> Any:
         return value
     if name == "class_weight":
         return readable_again(value, split)
-    parsers: dict[str, Callable[[Any], dict[str, Any]]] = {
-        "early_stopping": monitors.early_stopping,
-        "save_best": monitors.save_best,
-    }
-    parts = parsers[name](value)
+    parts = monitors.watched(name, value)
     return ",".join([parts.pop("monitor"), *(f"{key}={one}" for key, one in parts.items())])

@@ -13,8 +13,8 @@ from typing import Any
 
 from tfdist.aws.definition import Resolver, defaults
 from tfdist.aws.evaluation import ARCHIVE
+from tfdist.aws.pipeline import PROCESSING_DIR
 from tfdist.aws.rehearsal.agent import Machine, parse_uri
-from tfdist.aws.rehearsal.processing import property_files, run_processing
 from tfdist.aws.rehearsal.training import run_training
 from tfdist.aws.upload import sending
 from tfdist.aws.validate import AT_RUN_TIME
@@ -107,11 +107,34 @@ class Rehearsal:
         return kinds[step["Type"]](step, self._known(step["Arguments"]))
 
     def _process(self, step: dict[str, Any], request: dict[str, Any]) -> str:
-        name = step["Name"]
+        """Brings the inputs, runs the step's own start script, and takes its outputs."""
+        name, storage = step["Name"], self.machine.storage
         folder = self.folder / name
-        self._resolver.steps[name] = run_processing(request, folder, self.machine)
-        self._resolver.files |= property_files(step, request, folder)
+
+        def here(text: str) -> str:
+            return text.replace(PROCESSING_DIR, str(folder))
+
+        for item in request.get("ProcessingInputs", []):
+            source = item["S3Input"]
+            target = Path(here(source["LocalPath"]))
+            target.mkdir(parents=True, exist_ok=True)
+            storage.fetch(storage.keys(source["S3Uri"]), source["S3Uri"], target)
         outputs = request["ProcessingOutputConfig"]["Outputs"]
+        places = {item["OutputName"]: Path(here(item["S3Output"]["LocalPath"])) for item in outputs}
+        for place in places.values():
+            place.mkdir(parents=True, exist_ok=True)
+        app = request["AppSpecification"]
+        command = [here(text) for text in (*app["ContainerEntrypoint"], *app["ContainerArguments"])]
+        self.machine.run_script("the processing script", command)
+        for item in outputs:
+            storage.store(places[item["OutputName"]], item["S3Output"]["S3Uri"])
+        self._resolver.steps[name] = {
+            "ProcessingJobStatus": "Completed",
+            "ProcessingOutputConfig": {"Outputs": {item["OutputName"]: item for item in outputs}},
+        }
+        for file in step.get("PropertyFiles", []):
+            report = places[file["OutputName"]] / file["FilePath"]
+            self._resolver.files[name, file["PropertyFileName"]] = json.loads(report.read_text())
         return "wrote " + ", ".join(item["S3Output"]["S3Uri"] for item in outputs)
 
     def _train(self, step: dict[str, Any], request: dict[str, Any]) -> str:
@@ -143,12 +166,24 @@ class Rehearsal:
         return name
 
     def _transform(self, step: dict[str, Any], request: dict[str, Any]) -> str:
+        """Has the model of model.tar.gz, and its inference.py, answer all records."""
         with sending("the transform"):
             made = self.sagemaker.describe_model(ModelName=request["ModelName"])
-        artifacts = made["PrimaryContainer"]["ModelDataUrl"]
-        folder = self.folder / step["Name"]
-        count = run_transform(request, artifacts, folder, self.machine)
-        return f"wrote {count} objects to {request['TransformOutput']['S3OutputPath']}"
+        folder, storage = self.folder / step["Name"], self.machine.storage
+        places = [folder / name for name in ("model", "input", "output")]
+        for place in places:
+            place.mkdir(parents=True)
+        archive = folder / ARCHIVE
+        archive.write_bytes(storage.read(*parse_uri(made["PrimaryContainer"]["ModelDataUrl"])))
+        with tarfile.open(archive) as packed:
+            packed.extractall(places[0], filter="data")
+        source = request["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"]
+        storage.fetch(storage.keys(source), source, places[1])
+        module = f"{__name__.rpartition('.')[0]}.serving"
+        command = [sys.executable, "-m", module, json.dumps(request), *map(str, places)]
+        self.machine.run_script("a batch transform", command)
+        target = request["TransformOutput"]["S3OutputPath"]
+        return f"wrote {storage.store(places[2], target)} objects to {target}"
 
     def _decide(self, step: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
         conditions = step["Arguments"]["Conditions"]
@@ -180,32 +215,6 @@ def _leaves(value: Any) -> list[Any]:
     if isinstance(value, list):
         return [leaf for item in value for leaf in _leaves(item)]
     return [value]
-
-
-def run_transform(request: dict[str, Any], artifacts: str, folder: Path, machine: Machine) -> int:
-    """Carries out a CreateTransformJob request; returns how many objects it wrote.
-
-    Args:
-        artifacts: S3 URI of the model's model.tar.gz.
-        folder: a new folder.
-
-    Raises:
-        LaunchError: inference.py, or the model, failed.
-    """
-    storage = machine.storage
-    places = [folder / name for name in ("model", "input", "output")]
-    for place in places:
-        place.mkdir(parents=True)
-    archive = folder / ARCHIVE
-    archive.write_bytes(storage.read(*parse_uri(artifacts)))
-    with tarfile.open(archive) as packed:
-        packed.extractall(places[0], filter="data")
-    source = request["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"]
-    storage.fetch(storage.keys(source), source, places[1])
-    module = f"{__name__.rpartition('.')[0]}.serving"
-    command = [sys.executable, "-m", module, json.dumps(request), *map(str, places)]
-    machine.run_script("a batch transform", command)
-    return storage.store(places[2], request["TransformOutput"]["S3OutputPath"])
 
 
 def run_tuning(
