@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -287,6 +288,8 @@ def _with_tfdist(work: Work) -> Callable[[int], None]:
 
 
 if __name__ == "__main__":
+    # TFF ends its workers by SIGINT and waits; what is started in the background ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     Path(sys.argv[1]).write_text(json.dumps(_measure(json.loads(sys.argv[2]))))
     # TFF's own workers die with nobody: end what this process has started.
     import psutil
