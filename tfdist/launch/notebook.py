@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import LaunchError, extra_module
+from tfdist.errors import LaunchError, package_missing
 from tfdist.launch import jobs, supervisor
 
 
@@ -40,7 +40,10 @@ def notebook_launch(
         LaunchError: a rank failed; the message holds the end of its traceback.
         EngineMissingError: cloudpickle, or horovod's mpirun, is missing.
     """
-    cloudpickle = extra_module("cloudpickle", "cloudpickle", "notebook_launch", "notebooks")
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise package_missing("cloudpickle", "notebook_launch", "notebooks", error) from error
     # TemporaryDirectory makes it for this user alone (0700): what is unpickled is our own.
     with tempfile.TemporaryDirectory(prefix="tfdist-notebook-") as folder:
         Path(folder, "task.pkl").write_bytes(cloudpickle.dumps((fn, args, kwargs)))
