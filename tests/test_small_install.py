@@ -115,6 +115,7 @@ def test_a_figure_asks_for_matplotlib(without_matplotlib):
 
 
 def test_scores_ask_for_scikit_learn(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
+    for name in ("sklearn", "sklearn.metrics"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(EngineMissingError, match=r"pip install 'tfdist\[sagemaker\]'"):
         evaluation._sklearn_metrics()

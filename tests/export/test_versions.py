@@ -106,6 +106,7 @@ def test_inputs_whose_names_are_none_of_python(tmp_path, names, served_as, capsy
     [
         (("a-b", "a_b", "c"), ("a-b", "a_b_2", "c")),
         (("A", "a"), ("A", "a_2")),
+        (("A", "a", "a_2"), ("A", "a_3", "a_2")),
         (("a b", "a_b"), ("a_b_2", "a_b")),
         (("_x", "self", "größe", "é"), ("x_x", "self_", "gr__e", "x_")),
     ],

@@ -157,8 +157,8 @@ def _is_there(
     if head["ContentLength"] != size or head["Metadata"].get("crc32c") != checksum:
         return False
     # S3 tells the ARN of a key, whose id or alias may have been given.
-    known = head["Metadata"].get(_KEY), head.get("SSEKMSKeyId")
-    return kms_key is None or kms_key in known
+    given = head["Metadata"].get(_KEY)
+    return given is None if kms_key is None else kms_key in (given, head.get("SSEKMSKeyId"))
 
 
 def _send(

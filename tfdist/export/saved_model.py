@@ -29,8 +29,9 @@ def signature_names(schema: Schema) -> dict[str, str]:
     names = [feature.name for feature in schema.of_role("input")]
     found: dict[str, str] = {}
     taken: set[str] = set()
+    first = {_in_python(name): name for name in reversed(names) if _is_allowed(name)}
     # First those that can keep theirs.
-    for name in sorted(names, key=lambda name: not _is_allowed(name)):
+    for name in sorted(names, key=lambda name: name not in first.values()):
         own = name
         if not _is_allowed(name):
             own = re.sub(r"[^\w./>-]", "_", name, flags=re.ASCII)

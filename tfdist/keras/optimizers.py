@@ -19,14 +19,6 @@ APPLIES = ("apply_gradients", "apply") if IS_KERAS_3 else ("apply_gradients",)
 KINDS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
 #: Whether equal look-ups of a table are added up before its update.
 ADDS_UP_LOOK_UPS = not IS_KERAS_3
-#: Callbacks of Keras 3 that exchange weights and their averages -> what says where these are.
-EXCHANGES = (
-    {tf.keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",)}
-    if IS_KERAS_3 and hasattr(tf.keras.callbacks, "SwapEMAWeights")
-    else {}
-)
-
-
 # Keras 3's, which updates each weight by one of several optimizers.
 _SEVERAL = getattr(tf.keras.optimizers, "MultiOptimizer", ())
 
@@ -232,26 +224,6 @@ def finalize(model: tf.keras.Model) -> None:
     """Gives the weights of ``model`` what the end of Keras' fit does: their averages, if any."""
     if hasattr(model.optimizer, "finalize_variable_values"):
         model.optimizer.finalize_variable_values(model.trainable_variables)
-
-
-def never_at_last_epoch(callbacks: Sequence[Any], params: dict[str, Any]) -> None:
-    """Has those that exchange weights and averages give up the weights at no epoch's end, where a
-    checkpoint is to have both: see ``keep_averages``.
-
-    Args:
-        params: of all callbacks.
-    """
-    for callback in callbacks:
-        if isinstance(callback, tuple(EXCHANGES)):
-            callback.set_params(params | {"epochs": 0})
-
-
-def keep_averages(callbacks: Sequence[Any]) -> None:
-    """Has averages that callbacks have put in the place of weights stay there, when a fit has
-    trained all epochs: as their end of the last one does, for ``finalize`` to find them."""
-    for callback in callbacks:
-        if isinstance(callback, tuple(EXCHANGES)) and callback.swap_on_epoch:
-            callback._finalize_ema_values()
 
 
 @contextlib.contextmanager

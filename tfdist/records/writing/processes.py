@@ -117,8 +117,10 @@ def run_in_threads(
     pool = ThreadPoolExecutor(count, thread_name_prefix="tfdist-work")
     try:
         futures = [pool.submit(run, job) for job in jobs]
-        for future in wait_for(futures, return_when=FIRST_EXCEPTION).done:
-            future.result()
+        ended = wait_for(futures, return_when=FIRST_EXCEPTION).done
+        for future in futures:  # In their order: the first that failed is told.
+            if future in ended:
+                future.result()
         return [future.result() for future in futures]
     finally:
         # No thread may write into a folder that is being removed.

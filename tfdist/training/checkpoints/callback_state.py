@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import CheckpointError
-from tfdist.keras.optimizers import EXCHANGES, finalize, keep_averages
+from tfdist.keras.callbacks import EXCHANGES, keep_averages
+from tfdist.keras.optimizers import finalize
 from tfdist.training.checkpoints.best_model import BestModel
 from tfdist.training.checkpoints.growing_batch import GrowingBatch, growing_among
 

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import OptionError
-from tfdist.keras.optimizers import EXCHANGES, keep_averages, never_at_last_epoch
+from tfdist.keras.callbacks import EXCHANGES, keep_averages, never_at_last_epoch, note_best
 from tfdist.keras.settings import WRITES_WHERE_TOLD
 from tfdist.training.checkpoints.checkpoint import keepers_among
 from tfdist.training.checkpoints.survival import Survival
@@ -193,8 +193,7 @@ class OfTheChief(tf.keras.callbacks.Callback):
         if self._is_on():
             self.of_the_chief.on_epoch_end(epoch, logs)
         elif isinstance(self.of_the_chief, tf.keras.callbacks.ModelCheckpoint):
-            # Its best, for when this process becomes the chief: until then it writes no files.
-            tf.keras.callbacks.ModelCheckpoint.on_epoch_end(self.of_the_chief, epoch, logs)
+            note_best(self.of_the_chief, logs)  # This process may become the chief.
         self._epoch = None
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:

@@ -233,12 +233,14 @@ class SharedSteps:
     def _weigh(self, loss: tf.Tensor, share: tf.Tensor, x: Any) -> tf.Tensor:
         """Scales a loss to this microbatch's part of the global batch.
 
-        What a layer adds may be a number for each row, of which Keras trains on the sum, or
-        several means over rows.
+        What a layer adds may be a number for each row, or several, of which Keras trains on the
+        sum; or means over rows, of which there are as many whatever the rows.
         """
         loss = in_full(loss)
         rows = tf.nest.flatten(x)[0].shape[0]
-        is_by_row = loss.shape.rank != 0 and loss.shape[0] in (None, rows)
+        first = loss.shape[0] if loss.shape.rank != 0 else 1
+        is_by_row = first is None or (rows is not None and first % rows == 0)
+        is_by_row &= loss.shape.rank != 0
         part = share[0] > 0 if is_by_row else losses.part_of(share)
         return loss * tf.cast(part, loss.dtype) * losses.uncounted(self._collective)
 

@@ -88,6 +88,19 @@ def test_whole_numbers_beyond_int64_are_rounded(tmp_path):
     assert columns.notes == ("whole numbers beyond 16,777,216 are rounded to float32: 'a'",)
 
 
+def test_types_of_extensions_are_not_read_as_their_storage(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    tensors = pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.float32(), [2, 2]),
+        pa.array([[1.0] * 4] * 3, pa.list_(pa.float32(), 4)),
+    )
+    parquet.write_table(pa.table({"a": tensors, "y": [0, 1, 0]}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"each value must be a number, .* found .*Tensor"):
+        read_raw(tmp_path / "t.parquet")
+
+
 def test_times_keep_their_unit(tmp_path):
     import pyarrow as pa
     from pyarrow import ipc

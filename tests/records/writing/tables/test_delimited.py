@@ -55,8 +55,25 @@ def test_a_header_among_the_rows_is_told(tmp_path, quote):
     table = read(tmp_path, f"{header}\r\nred,rot\r\n{header}\r\nword,wort\r\n")
     assert texts(table) == {"word": ["red", "word"], "means": ["rot", "wort"]}
     assert [(bad.line, bad.what) for bad in table.bad] == [(3, "the header")]
+    joined = read(tmp_path, "word,means\nred,rot\n\ufeffword, means\n")
+    assert [bad.line for bad in joined.bad] == [3]
     # A column alone may have its name for a word.
     assert texts(read(tmp_path, "word\nred\nword\n")) == {"word": ["red", "word"]}
+
+
+def test_a_quote_that_nothing_closes_is_told_where_it_opens(tmp_path):
+    rows = "".join(f"{number},x,0\n" for number in range(20))
+    with pytest.raises(DataError, match=r"a quote that nothing closes, in the row .* in line 3"):
+        read(tmp_path, f'a,b,y\n1,x,0\n1,"oops,0\n{rows}')
+
+
+@pytest.mark.parametrize(
+    ("header", "is_told"),
+    [("39,State-gov,77516", True), ("0,1,label", False), ("name,2019,2020", False)],
+)
+def test_numbers_among_the_names_are_told(tmp_path, header, is_told):
+    notes = read(tmp_path, f"{header}\n38,Private,215646\n").notes
+    assert any("is taken for the names" in note for note in notes) == is_told
 
 
 def test_a_tsv_may_hold_commas(tmp_path):
@@ -131,7 +148,7 @@ def test_the_first_column_may_have_no_name(tmp_path):
         ("a,,b\n1,2,3\n", "must name each column"),
         ("a,b\n", "rows below its header"),
         ("5.1,3,0\n4.9,2,1\n", "name each column, but found numbers alone: 5.1, 3, 0"),
-        ('a,b\n"1,2\n', "comma-separated table, but found an error: unexpected end of data"),
+        ('a,b\n"1,2\n', "comma-separated table, but found an error: a quote that nothing closes"),
         ('a;b\n1;2\n"1;2\n', "semicolon-separated"),
         (b"a,b\n\0,2\n", "must be text, but found bytes of value 0"),
         (b"\xff\xfea", "must be text"),

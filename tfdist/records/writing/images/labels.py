@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -159,6 +160,13 @@ def match(rows: LabelRows, images: Sequence[str]) -> tuple[str, list[int | None]
         DataError: no column names files, or several rows name the same one.
     """
     known = _by_every_name(images)
+    files = [n for n in rows.table.names if n.lower().endswith(tuple(SUFFIXES))]
+    if rows.table.unit == "line" and (named := [n for n in files if _plain(n) in known]):
+        raise DataError(
+            f"the first line of {rows.path} must name each column",
+            received=f"an image of the folder, {named[0]}",
+            mend="Write names above the rows, such as file,label",
+        )
     column, texts = _file_column(rows, known, images)
     of_images: list[int | None] = [None] * len(images)
     astray, twice = [], []
@@ -180,12 +188,14 @@ def match(rows: LabelRows, images: Sequence[str]) -> tuple[str, list[int | None]
 
 
 def _plain(text: str) -> str:
-    return text.replace("\\", "/").removeprefix("./")
+    """Returns a path as all write it: some write an umlaut as a letter and its dots."""
+    return unicodedata.normalize("NFC", text.replace("\\", "/").removeprefix("./"))
 
 
 def _by_every_name(images: Sequence[str]) -> dict[str, int]:
     """Returns the number of each image by all names that are of it alone; whole paths win."""
     named = defaultdict(set)
+    images = list(map(_plain, images))
     for number, path in enumerate(images):
         base = path.rpartition("/")[2]
         for name in (base, path.rpartition(".")[0], base.rpartition(".")[0]):

@@ -55,11 +55,11 @@ class ArrowTexts(Sequence[str]):
             return None
         with np.errstate(invalid="ignore"):
             is_whole = bool((there == np.floor(there)).all())
-        has_code = False
+        codes = compute.match_substring_regex(present, "^[+-]?0[0-9]")
+        has_code = bool(compute.any(codes).as_py())
         if is_whole:
             try:
                 values = compute.cast(present, pyarrow.int64())
-                has_code = compute.any(compute.match_substring_regex(present, "^0[0-9]")).as_py()
             except pyarrow.ArrowInvalid:
                 if not compute.any(compute.match_substring_regex(present, "[.eEn]")).as_py():
                     return None  # Such as +5, or beyond int64.

@@ -24,8 +24,6 @@ _ROWS_LOOKED_AT = 200
 _START = 1 << 20
 # What Excel writes above the header.
 _SAID = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)
-# A line below the first one.
-_AGAIN = r"\n{}(?=\r?\n|\Z)"
 # A text may be longer than the 131,072 letters that the csv module takes.
 _LONGEST_VALUE = (1 << 31) - 1
 
@@ -64,12 +62,13 @@ def _read(
         header = _check_header(path, first)
         width = len(header)
         notes = (*notes, *_notes_of_header(path, header))
-        # As where files were joined; a column of words may have its own name among them.
-        is_repeated = width > 1 and re.search(_AGAIN.format(re.escape(_first_line(text))), text)
+        is_repeated = width > 1 and _is_repeated(first, text, separator)
         plain = None if is_repeated else parse_plain(text, separator, width)
+        begun = reader.line_num + 1
         for row in reader if plain is None else ():
             line = reader.line_num + lines_before
-            if is_repeated and row == first:
+            begun = reader.line_num + 1
+            if is_repeated and _names(row) == _names(first):
                 bad.append(Complaint(line, "the header", "have values, not the header again"))
             elif len(row) == width:
                 rows.append(row)
@@ -77,10 +76,12 @@ def _read(
             elif row:
                 bad.append(Complaint(line, str(len(row)), f"have {width} values"))
     except csv.Error as error:
-        name = _SEPARATORS.get(separator, repr(separator))
+        name, line = _SEPARATORS.get(separator, repr(separator)), reader.line_num
+        if "unexpected end" in str(error):  # Of the value that began there.
+            error, line = "a quote that nothing closes, in the row that begins", begun
         raise DataError(
             f"{path} must be a {name}-separated table",
-            received=f"an error: {error} in line {reader.line_num + lines_before}",
+            received=f"an error: {error} in line {line + lines_before}",
             mend="Mend that line; within a value in quotes, a quote is written twice",
         ) from None
     if plain is None and not rows and not bad:
@@ -108,8 +109,20 @@ def _read(
     )
 
 
-def _first_line(text: str) -> str:
-    return text.split("\n", 1)[0].rstrip("\r")
+def _names(header: Sequence[str]) -> list[str]:
+    return [name.strip().removeprefix("\ufeff").strip() for name in header]
+
+
+def _is_repeated(header: Sequence[str], text: str, separator: str) -> bool:
+    """Whether the header stands among the rows once more, as where files were joined.
+
+    A column of words alone may have its own name among them.
+    """
+    names = _names(header)
+    if text.find(max(names, key=len), text.find("\n") + 1) < 0:
+        return False
+    again = re.escape(separator).join(rf'[ \t]*"?{re.escape(name)}"?[ \t]*' for name in names)
+    return re.search(rf"\n\ufeff?{again}(?=\r?\n|\Z)", text) is not None
 
 
 def _refuse_comments(path: Path, kind: str, text: str) -> None:
@@ -152,7 +165,12 @@ def _check_header(path: Path, header: list[str]) -> list[str]:
 
 def _notes_of_header(path: Path, names: list[str]) -> list[str]:
     """Returns what is to be said of names that may be the values of a first row."""
-    odd = [name for name in names if "." in name and _is_number(name)]
+    odd = [name for name in names if _is_number(name)]
+    numbers = sorted(int(name) for name in odd if name.isdecimal())
+    if len(numbers) == len(odd) and numbers:
+        are_years = numbers[0] >= 1900 and numbers[-1] <= 2100
+        if are_years or numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+            return []
     return [
         f"the first line of {path} is taken for the names of its columns, one of which is {name}"
         for name in odd[:1]

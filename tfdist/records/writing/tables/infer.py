@@ -49,6 +49,7 @@ _NOTHING = {
     TEXT: "",
     LISTS: [],
 }
+_CODE = re.compile(r"[+-]?0[0-9]")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _POINTS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
 _THOUSANDS = re.compile(r"[+-]?(\d{1,3}(,\d{3})+(\.\d*)?|\d{1,3}([. ']\d{3})+,\d*)")
@@ -254,14 +255,13 @@ def _whole_or_not(
     """Returns float64 ``values`` as integers where all are written as such; kind and notes too."""
     with np.errstate(invalid="ignore"):
         is_whole = bool((values == np.floor(values)).all())
+    notes = _like_codes() if any(map(_CODE.match, texts)) else ()
     if is_whole:
         try:
-            whole = np.array([int(text) for text in texts], np.int64)
-            are_codes = any(text[:1] == "0" and text[1:2].isdigit() for text in texts)
-            return INTEGER, whole, _like_codes() if are_codes else ()
+            return INTEGER, np.array([int(text) for text in texts], np.int64), notes
         except (ValueError, OverflowError):  # 1.0, or beyond int64.
             pass
-    return NUMBER, values, ()
+    return NUMBER, values, notes
 
 
 # Values of Python's own, as of JSON and of DataFrames -----------------------------------------

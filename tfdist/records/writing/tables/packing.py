@@ -131,8 +131,14 @@ def _numbered(values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
 
 
 def _sorted(names: Collection[str]) -> list[str]:
-    """Sorts names; numbers by their value, after what is empty."""
+    """Sorts names; numbers by their value, after what is empty, and before "nan"."""
+
+    def place(name: str) -> tuple[bool, bool, float, str]:
+        number = float(name or 0)
+        is_none = number != number  # Which is neither less nor more than another.
+        return name != "", is_none, 0.0 if is_none else number, name
+
     try:
-        return sorted(names, key=lambda name: (name != "", float(name or 0), name))
+        return sorted(names, key=place)
     except ValueError:
         return sorted(names)

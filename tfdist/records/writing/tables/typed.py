@@ -67,6 +67,10 @@ def read_arrow(path: Path, kind: str) -> Table:
     )
 
 
+# Extension types whose values are what they are stored as.
+_AS_STORED = ("arrow.bool8", "arrow.json")
+
+
 def _read_ipc(path: Path, pyarrow: Any, ipc: Any) -> Any:
     """Reads both forms that Arrow has: the file, and the stream."""
     try:
@@ -78,6 +82,8 @@ def _read_ipc(path: Path, pyarrow: Any, ipc: Any) -> Any:
 def _column(pyarrow: Any, column: Any) -> Cells | Values:
     """Returns a column: typed where numpy has the type, else value by value."""
     types, kind = pyarrow.types, column.type
+    if isinstance(kind, pyarrow.BaseExtensionType) and kind.extension_name not in _AS_STORED:
+        return Values([kind] * len(column))  # Refused as such: its storage is something else.
     missing = np.asarray(column.is_null().to_numpy(), bool)
     if types.is_boolean(kind):
         values = np.asarray(column.fill_null(False).to_numpy(), bool)
