@@ -65,13 +65,19 @@ def main(quick: bool, only: tuple[str, ...]) -> None:
     ratios: list[dict[str, Any]] = []
     own_tables: list[Table] = []
     took: dict[str, int] = {}
+    broken: list[str] = []
     for name in only or MODULES:
         module = importlib.import_module(f"benchmarks.{name}")
         begun = time.monotonic()
-        with console.status(f"measuring: {name}"):
-            if not quick:
-                machine.wait_until_quiet()
-            found = module.run(quick=quick)
+        try:
+            with console.status(f"measuring: {name}"):
+                if not quick:
+                    machine.wait_until_quiet()
+                found = module.run(quick=quick)
+        except Exception:  # What breaks in one part costs none of the others.
+            console.print_exception()
+            broken.append(name)
+            continue
         took[name] = round(time.monotonic() - begun)
         console.print(f"{name}: {took[name]} s")
         rows += found
@@ -79,12 +85,15 @@ def main(quick: bool, only: tuple[str, ...]) -> None:
             own_tables.append(module.table(found))
         else:
             ratios += found
-        # After each part, so that what breaks in one of them costs none of the others.
+        # After each part, for whoever ends it before the last one.
         after = facts | {"load_after": machine.load(), "seconds": took}
         _write(path, {"machine": after, "rows": rows})
     for table in ([_table(ratios)] if ratios else []) + own_tables:
         console.print(table)
-    console.print(f"written to {path}", soft_wrap=True)
+    if rows:
+        console.print(f"written to {path}", soft_wrap=True)
+    if broken:
+        raise click.ClickException(f"not measured, see above: {', '.join(broken)}")
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
