@@ -237,12 +237,15 @@ class SharedSteps:
         sum; or means over rows, of which there are as many whatever the rows.
         """
         loss = in_full(loss)
-        rows = tf.nest.flatten(x)[0].shape[0]
-        first = loss.shape[0] if loss.shape.rank != 0 else 1
-        is_by_row = first is None or (rows is not None and first % rows == 0)
-        is_by_row &= loss.shape.rank != 0
-        part = share[0] > 0 if is_by_row else losses.part_of(share)
+        part = share[0] > 0 if _is_by_row(loss, x) else losses.part_of(share)
         return loss * tf.cast(part, loss.dtype) * losses.uncounted(self._collective)
+
+
+def _is_by_row(loss: tf.Tensor, x: Any) -> bool:
+    if loss.shape.rank == 0:
+        return False
+    first, rows = loss.shape[0], tf.nest.flatten(x)[0].shape[0]
+    return first is None or (rows is not None and first % rows == 0)
 
 
 def divide(batch: Any, share: tf.Tensor, count: int) -> list[tuple[Any, tf.Tensor]]:

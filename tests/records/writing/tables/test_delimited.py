@@ -65,6 +65,8 @@ def test_a_quote_that_nothing_closes_is_told_where_it_opens(tmp_path):
     rows = "".join(f"{number},x,0\n" for number in range(20))
     with pytest.raises(DataError, match=r"a quote that nothing closes, in the row .* in line 3"):
         read(tmp_path, f'a,b,y\n1,x,0\n1,"oops,0\n{rows}')
+    with pytest.raises(DataError, match=r"a quote that nothing closes, in the row .* in line 1"):
+        read(tmp_path, f'a,"b,y\n{rows}')
 
 
 @pytest.mark.parametrize(

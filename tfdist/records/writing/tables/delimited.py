@@ -56,19 +56,20 @@ def _read(
     rows: list[list[str]] = []
     lines: list[int] = []
     bad: list[Complaint] = []
+    line = lines_before  # Where the last whole row ends.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
     try:
         first = next(reader, [])
+        line = reader.line_num + lines_before
         header = _check_header(path, first)
         width = len(header)
         notes = (*notes, *_notes_of_header(path, header))
         is_repeated = width > 1 and _is_repeated(first, text, separator)
         plain = None if is_repeated else parse_plain(text, separator, width)
-        begun = reader.line_num + 1
+        names = _names(first)
         for row in reader if plain is None else ():
             line = reader.line_num + lines_before
-            begun = reader.line_num + 1
-            if is_repeated and _names(row) == _names(first):
+            if is_repeated and _names(row) == names:
                 bad.append(Complaint(line, "the header", "have values, not the header again"))
             elif len(row) == width:
                 rows.append(row)
@@ -76,12 +77,12 @@ def _read(
             elif row:
                 bad.append(Complaint(line, str(len(row)), f"have {width} values"))
     except csv.Error as error:
-        name, line = _SEPARATORS.get(separator, repr(separator)), reader.line_num
-        if "unexpected end" in str(error):  # Of the value that began there.
-            error, line = "a quote that nothing closes, in the row that begins", begun
+        name, at = _SEPARATORS.get(separator, repr(separator)), reader.line_num + lines_before
+        if "unexpected end" in str(error):  # Of a value that began in the row behind the last one.
+            error, at = "a quote that nothing closes, in the row that begins", line + 1
         raise DataError(
             f"{path} must be a {name}-separated table",
-            received=f"an error: {error} in line {line + lines_before}",
+            received=f"an error: {error} in line {at}",
             mend="Mend that line; within a value in quotes, a quote is written twice",
         ) from None
     if plain is None and not rows and not bad:
