@@ -88,6 +88,26 @@ def test_augmentation_is_never_done_twice():
     assert found == ["conv", "a"]
 
 
+def test_what_has_no_gradients_is_not_done_twice():
+    def model() -> keras.Model:
+        words = layers.TextVectorization(vocabulary=["a", "b"], output_sequence_length=3)
+        inner = [layers.Embedding(4, 2), layers.Flatten(), layers.Dense(2), layers.Dense(1)]
+        made = keras.Sequential([keras.Input((), dtype="string"), words, *inner])
+        made.compile("sgd", "mse")
+        return made
+
+    x, made, like = tf.constant(["a b", "b"]), model(), model()
+    like.set_weights(made.get_weights())
+    recomputation = Recomputation(bound(made), ["text_vectorization", "embedding"])
+    assert recomputation.blocks == ["embedding"]
+    y, found = gradients(made, recomputation, x)
+    with tf.GradientTape() as tape:
+        expected = like(x, training=True)
+    np.testing.assert_array_equal(y, expected)
+    for one, other in zip(found, tape.gradient(expected, like.trainable_variables), strict=True):
+        np.testing.assert_array_equal(tf.convert_to_tensor(one), tf.convert_to_tensor(other))
+
+
 def test_the_same_units_drop_out_both_times():
     """The gradient of the weights of a sum is the sum of what has passed: the mask shows in it."""
     scale = layers.EinsumDense("...x,x->...x", output_shape=(400,), kernel_initializer="ones")

@@ -27,7 +27,7 @@ class Segment:
     Attributes:
         model: inputs -> outputs, both lists.
         inputs, outputs: keys.
-        repeats: whether it is computed once more.
+        repeats: whether it is computed once more: not what augments, nor what has no gradients.
         name: for people.
     """
 
@@ -136,12 +136,13 @@ def segments_of(graph: Graph, bounds: Bounds) -> list[Segment]:
         wanted = results | {id(tensor) for call in calls[stop:] for tensor in call.inputs}
         given = {key: tensor for key, tensor in made.items() if key in wanted}
         augments = any(randomness.augments(part) for call in own for part in layers_in(call.layer))
+        flows = any(tf.as_dtype(tensor.dtype).is_floating for tensor in given.values())
         segments.append(
             Segment(
                 model=model_of(own, list(read.values()), list(given.values())),
                 inputs=tuple(read),
                 outputs=tuple(given),
-                repeats=repeats and not augments,
+                repeats=repeats and flows and not augments,
                 name=own[0].name if len(own) == 1 else f"{own[0].name} to {own[-1].name}",
             )
         )

@@ -152,9 +152,11 @@ class TestFiles:
         (tmp_path / "c").mkdir()
         (tmp_path / "c/a.png").write_bytes(data)
         save(tmp_path / "c/b.png", size=(1, 1))
+        (tmp_path / "c/c.ppm").write_bytes(b"P6 1 1 65535\n" + struct.pack(">HHH", 300, 600, 65535))
+        (tmp_path / "c/d.ppm").write_bytes(b"P6 1 1 255\n123")
         columns = read_raw(tmp_path)
         assert columns.schema.features[0].dtype == "uint8"
-        assert note(columns, "16 bits").startswith("1 of 2 images have colours of 16 bits, of")
+        assert note(columns, "16 bits").startswith("2 of 4 images have colours of 16 bits, of")
 
     def test_what_a_camera_turned_is_told(self, tmp_path):
         exif = Image.Exif()

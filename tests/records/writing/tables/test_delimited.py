@@ -49,6 +49,24 @@ def test_the_separator_is_the_one_that_most_rows_agree_on(tmp_path):
     assert table.columns["b"].decimal_comma
 
 
+@pytest.mark.parametrize(
+    ("text", "kinds", "has_commas"),
+    [
+        ("a\tb\n2,50\t3.000\n1,25\t4.000\n", ["number", "number"], [True, False]),
+        ("a|b\n0,125|x\n3,500|y\n", ["number", "text"], [True, False]),
+        ('a\tb\r\n1\t"12,5"\r\n2\t"2,5"\r\n', ["integer", "number"], [False, True]),
+        ("a\tb\n1,234\t3.000\n5,678\t4.000\n", ["text", "number"], [False, False]),
+        ("a\tb\n1,2,3\tx, 2\n5,6,7\ty, 12\n", ["text", "text"], [False, False]),
+    ],
+)
+def test_commas_between_tabs_and_bars_are_decimal_where_none_can_mark_thousands(
+    tmp_path, text, kinds, has_commas
+):
+    columns = [infer(column) for column in read(tmp_path, text).columns.values()]
+    assert [cells.kind for cells in columns] == kinds
+    assert ["has decimal commas" in cells.notes for cells in columns] == has_commas
+
+
 @pytest.mark.parametrize("quote", ["", '"'])
 def test_a_header_among_the_rows_is_told(tmp_path, quote):
     header = f"{quote}word{quote},{quote}means{quote}"

@@ -198,6 +198,14 @@ def _stretched(image: Image.Image) -> str | None:
     return None
 
 
+def _has_16_bits(image: Image.Image) -> bool:
+    """Whether a channel of a file has more than 8 bits."""
+    tiles = [(tile[0], tile[3]) for tile in getattr(image, "tile", ())]
+    largest = [args[-1] for codec, args in tiles if codec.startswith("ppm")]
+    above = any(isinstance(value, int) and value > 255 for value in largest)
+    return above or any(";16" in str(args) for _, args in tiles)
+
+
 def _format(image: Image.Image) -> str:
     # Several JPEG images in one file, as telephones write: the first one is the photo.
     return "JPEG" if image.format == "MPO" else image.format or ""
@@ -217,7 +225,7 @@ def _header(image: Image.Image, mode: str, kept: bool, orientation: int = UPRIGH
         convert_to=None if kept else mode,
         orientation=orientation,
         has_frames=not kept and getattr(image, "is_animated", False),
-        is_cut=dtype == "uint8" and any(";16" in str(tile) for tile in getattr(image, "tile", ())),
+        is_cut=dtype == "uint8" and _has_16_bits(image),
     )
 
 

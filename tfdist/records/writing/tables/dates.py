@@ -12,14 +12,17 @@ import numpy as np
 #: A note of what is lost where a date becomes whole seconds.
 CUT_OFF = ("has fractions of seconds, which are cut off",)
 _OF_A_SECOND = {"ms": 10**3, "us": 10**6, "ns": 10**9}
-_TIME = r"(?:[T ]+(\d{1,2}):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?\s*(Z|UTC|[+-]\d\d:?\d\d)?)?"
+_ZONE = r"Z|UTC|[+-](?:0\d|1[0-4]):?[0-5]\d"
+_TIME = rf"(?:[T ]+(\d{{1,2}}):(\d\d)(?::(\d\d)(?:[.,](\d{{1,9}}))?)?\s*({_ZONE})?)?"
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 # What is written, and where in it year, month and day are.
 _FORMS = tuple(
     (re.compile(written + _TIME, re.IGNORECASE), places)
     for written, places in (
-        (r"(\d{4})-(\d\d?)-(\d\d?)", (1, 2, 3)),
+        (r"(\d{4})-(\d\d)-(\d\d)", (1, 2, 3)),
+        # With digits left out it may be the number of a part, 1000-1-1.
+        (r"(1[789]\d\d|2[01]\d\d)-(\d\d?)-(\d\d?)", (1, 2, 3)),
         (r"(\d{4})/(\d\d?)/(\d\d?)", (1, 2, 3)),
         (r"(\d\d?)\.(\d\d?)\.(\d{4})", (3, 2, 1)),
         (r"(\d\d?)[ -]([a-z]{3})[a-z]*[ -](\d{4})", (3, 2, 1)),

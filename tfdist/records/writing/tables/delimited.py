@@ -22,6 +22,8 @@ UNNAMED = "Unnamed: 0"
 _SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _ROWS_LOOKED_AT = 200
 _START = 1 << 20
+# A number with a comma that can mark no thousands.
+_WITH_COMMA = r"[+-]?(?:0,\d+|\d*,\d{1,2}|\d*,\d{4,})(?:e[+-]?\d+)?"
 # What Excel writes above the header.
 _SAID = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)
 # A text may be longer than the 131,072 letters that the csv module takes.
@@ -32,7 +34,8 @@ def read_delimited(path: Path, kind: str) -> Table:
     """Returns the rows of a file with a header, whatever separates their values.
 
     The separator is the one of comma, semicolon, tab and bar that gives the header several names
-    and most rows as many values. Between semicolons 1,5 is a number.
+    and most rows as many values. Between semicolons 1,5 is a number; between tabs and bars where a
+    value is written so that no comma can mark thousands.
 
     Raises:
         DataError: no table, a header that does not name each column once, or no rows.
@@ -96,18 +99,24 @@ def _read(
         lines = list(range(2 + lines_before, 2 + lines_before + len(plain[0])))
     else:  # Turned here once, so that each value is kept once.
         by_column = zip(*rows, strict=True) if rows else [()] * width
+    decimal_comma = separator == ";" or (separator != "," and _has_commas(text, separator))
     return Table(
         kind=kind,
         place=str(path),
         unit="line",
         columns={
-            name: Written(texts, decimal_comma=separator == ";")
+            name: Written(texts, decimal_comma=decimal_comma)
             for name, texts in zip(header, by_column, strict=True)
         },
         lines=np.array(lines, np.int64),
         bad=tuple(bad),
         notes=notes,
     )
+
+
+def _has_commas(text: str, separator: str) -> bool:
+    end = re.escape(separator)
+    return re.search(rf'(?m)(?:^|{end})[ "]*{_WITH_COMMA}[ "]*(?:{end}|\r?$)', text) is not None
 
 
 def _names(header: Sequence[str]) -> list[str]:
