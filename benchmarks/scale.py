@@ -31,6 +31,8 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
         for kind in ("memmap", "npz", "generator"):
             peak = apart.call("benchmarks.scale", "write", kind=kind, records=records, folder=name)
             rows.append(_row(f"MB of memory to write 3 GB: {kind}", _MOST_MB, peak))
+        peak = apart.call("benchmarks.scale", "write_table", rows=records * 4000, folder=name)
+        rows.append(_row("MB of memory to write 3 GB: a CSV of 20 columns", _MOST_MB / 2, peak))
         peak = apart.call("benchmarks.scale", "read", folder=name)
         rows.append(_row("MB of memory to read 3 GB, shuffled", _MOST_MB, peak))
         took = apart.call("benchmarks.scale", "open_large", folder=name, shards=shards)
@@ -81,6 +83,26 @@ def write(kind: str, records: int, folder: str) -> float:
     for left in (file, Path(folder, "data.npz")):
         left.unlink(missing_ok=True)
     return _peak_mb()
+
+
+def write_table(rows: int, folder: str) -> float:
+    """Writes a table of that many rows as shards; returns the most memory that it took, in MB."""
+    from tfdist.records import write as write_shards
+
+    path, out = Path(folder, "table.csv"), Path(folder, "of_table")
+    rng = np.random.default_rng(0)
+    numbers = [",".join(f"{value:.6f}" for value in rng.normal(size=16)) for _ in range(2000)]
+    with path.open("w") as file:
+        file.write(",".join([*(f"x{n}" for n in range(16)), "city", "note", "when", "y"]) + "\n")
+        for row in range(rows):
+            when = f"2024-0{row % 9 + 1}-1{row % 10} 12:{row % 60:02d}:00"
+            file.write(f"{numbers[row % 2000]},city{row % 50},note {row},{when},{row % 3}\n")
+    _forget_peak()
+    write_shards(path, out, split="train=1")
+    peak = _peak_mb()
+    path.unlink()
+    shutil.rmtree(out)
+    return peak
 
 
 def _store(target: Path, x: Path, labels: np.ndarray) -> None:

@@ -149,7 +149,12 @@ def from_arrays(
 
 def count_classes(ids: np.ndarray) -> dict[int, int]:
     """Returns the number of records of each class id that occurs, int64 [records]."""
-    found, counts = np.unique(ids, return_counts=True)
+    if len(ids) and ids.min() >= 0 and ids.max() < len(ids):  # Without a sorted copy.
+        counts = np.bincount(ids)
+        found = np.flatnonzero(counts)
+        counts = counts[found]
+    else:
+        found, counts = np.unique(ids, return_counts=True)
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
@@ -321,7 +326,7 @@ def _plain(
         return array.astype(np.float32)
     if role == "label" and is_scalar and array.dtype.kind in "biu":
         _check_int64(name, array)
-        return array.astype(np.int64)
+        return array.astype(np.int64, copy=False)
     if role == "label" and array.dtype == np.float64:
         return array.astype(np.float32)
     return array

@@ -6,15 +6,17 @@ import contextlib
 import math
 import mmap
 import os
+import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, Any
 
 import numpy as np
 
 from tfdist.errors import DataError
 
 _CHUNK_BYTES = 16 << 20
+_VALUES_AT_ONCE = 1 << 22
 # A map of less than this may be in memory as a whole.
 _SMALL_BYTES = 128 << 20
 # The system maps up to this much around each place that is read; what is mapped counts as memory.
@@ -72,14 +74,92 @@ class LargeArray:
         return max(chunk.max() for _, chunk in chunks(self))
 
 
-class _Part:
-    """An array, of which a file is read and not mapped where it is larger than a little."""
+class Store:
+    """A temporary file without a name for many arrays, which goes with the last of them."""
 
-    def __init__(self, array: np.ndarray):
+    def __init__(self):
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+
+    def put(self, block: np.ndarray) -> int:
+        """Writes what lies in a row, and returns where."""
+        place = self._file.seek(0, os.SEEK_END)
+        self._file.write(block.reshape(-1).view(np.uint8))
+        self._file.flush()
+        return place
+
+    def get(self, place: int, num_bytes: int) -> bytes:
+        return os.pread(self._file.fileno(), num_bytes, place)
+
+    def rows(
+        self, blocks: Iterable[np.ndarray], dtype: Any, shape: Sequence[int] = ()
+    ) -> LargeArray:
+        """Returns rows that come some at a time, [n, *shape]; one at least."""
+        offset, count = self._file.seek(0, os.SEEK_END), 0
+        for block in blocks:
+            self.put(np.ascontiguousarray(block, dtype))
+            count += len(block)
+        like = np.broadcast_to(np.zeros((), dtype), (count, *shape))
+        return LargeArray([_Part(like, self._file, offset)])
+
+    def texts(self, blocks: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]]) -> LargeTexts:
+        """Returns texts that come some at a time.
+
+        Args:
+            blocks: yields the bytes of some texts, one after the other, uint8 [n], and where each
+                begins and the last one ends, int [texts + 1]; it is called twice.
+        """
+        first = self._file.seek(0, os.SEEK_END)
+        for data, _ in blocks():
+            self.put(data)
+
+        def bounds() -> Iterator[np.ndarray]:
+            start = first
+            for _, edges in blocks():
+                places = edges.astype(np.int64) + (start - edges[0])
+                start = places[-1]
+                yield np.stack([places[:-1], places[1:]], axis=-1)
+
+        return LargeTexts(self._file, self.rows(bounds(), np.int64, [2]))
+
+
+class LargeTexts:
+    """Texts in a file, [rows], as bytes; any row can be read at once.
+
+    Args:
+        bounds: where each begins and ends, int64 [rows, 2].
+    """
+
+    def __init__(self, file: IO[bytes], bounds: LargeArray):
+        self._file, self._bounds = file, bounds
+        self.shape = bounds.shape[:1]
+
+    def __len__(self) -> int:
+        return len(self._bounds)
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the texts of the given numbers, int64 [n], as objects."""
+        texts = np.empty(len(rows), object)
+        for place, (start, end) in enumerate(self._bounds[rows].tolist()):
+            texts[place] = os.pread(self._file.fileno(), end - start, start)
+        return texts
+
+
+class _Part:
+    """An array, of which a file is read and not mapped where it is larger than a little.
+
+    Args:
+        file: where its rows are, from ``offset`` on, of which ``array`` is no more than the shape
+            and the dtype; None: its rows are those of ``array``.
+    """
+
+    def __init__(self, array: np.ndarray, file: IO[bytes] | None = None, offset: int = 0):
         self.array = array
-        self._map = _map_of(array) if array.nbytes > _SMALL_BYTES else None
-        self._file, self._offset = None, 0
+        self._map = None
+        self._file, self._offset = None if file is None else file.fileno(), offset
+        self._owner = file
         self._mapped = 0
+        if file is None and array.nbytes > _SMALL_BYTES:
+            self._map = _map_of(array)
         if self._map is not None and array.flags.c_contiguous:
             self._open()
 
@@ -139,6 +219,13 @@ def large(values: Any) -> LargeArray | None:
         return values
     is_rows = isinstance(values, np.memmap) and values.ndim > 1 and values.dtype.kind in "biuf"
     return LargeArray([values]) if is_rows and len(values) else None
+
+
+def slices(rows: int, width: int = 1) -> Iterator[slice]:
+    """Yields some rows at a time, of so many in all with so many values each."""
+    step = max(1, _VALUES_AT_ONCE // width)
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
 
 
 def chunks(array: np.ndarray | LargeArray) -> Iterator[tuple[int, np.ndarray]]:

@@ -104,10 +104,11 @@ def assign(
     """
     order = np.random.default_rng(seed).permutation(num_records)
     if class_ids is None:
-        split_of = np.repeat(np.arange(len(shares)), apportion(num_records, list(shares.values())))
+        ends = np.cumsum(apportion(num_records, list(shares.values())))
+        assigned = dict(zip(shares, np.split(order, ends[:-1]), strict=True))
     else:
         split_of = _stratified(class_ids[order], list(shares.values()))
-    assigned = {name: order[split_of == number] for number, name in enumerate(shares)}
+        assigned = {name: order[split_of == number] for number, name in enumerate(shares)}
     for name, rows in assigned.items():
         if not len(rows):
             raise empty_split(name, f"none of {num_records} in all")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.format.large_arrays import LargeTexts
 from tfdist.records.format.whole_numbers import check_kept
 from tfdist.records.wording import check_unmasked
 
@@ -19,10 +20,10 @@ class TextColumn:
     """Text of each record: str or bytes, which are taken as they are.
 
     Args:
-        values: [records, ...], of dtype object, str or bytes.
+        values: [records, ...], of dtype object, str or bytes; or in a file.
     """
 
-    def __init__(self, values: np.ndarray):
+    def __init__(self, values: np.ndarray | LargeTexts):
         self.values = values
         self.shape = values.shape[1:]
 
@@ -95,12 +96,10 @@ def as_label(name: str, text: str | bytes) -> str:
         ) from None
 
 
-def as_classes(
-    texts: Sequence[str], in_order: Callable[[set[str]], list[str]] = sorted
-) -> tuple[tuple[str, ...], np.ndarray]:
+def as_classes(texts: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
     """Returns the different texts, sorted, and the number of each text there, int64 [texts]."""
     # NumPy's own text would lose the NULs that one ends with, and two classes would become one.
-    classes = tuple(in_order(set(texts)))
+    classes = tuple(sorted(set(texts)))
     ids = {name: number for number, name in enumerate(classes)}
     return classes, np.array([ids[text] for text in texts], np.int64)
 
@@ -112,6 +111,8 @@ def as_column(name: str, values: Any) -> np.ndarray | TextColumn | RaggedColumn:
         DataError: lists of lists that are neither all alike nor different in their first length
             alone, or values that are neither numbers nor text.
     """
+    if isinstance(values, TextColumn):
+        return values
     check_unmasked(values, f"an array '{name}'")
     if hasattr(values, "row_splits"):  # tf.RaggedTensor, which only a program with TensorFlow has.
         return _of_ragged_tensor(name, values)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.format.large_arrays import LargeArray, chunks
 
 # Whole numbers up to here are exact in float32, and up to there in float64.
 EXACT = 1 << 24
@@ -40,9 +41,15 @@ def vanishes(values: np.ndarray) -> bool:
     return not np.float32(smallest)
 
 
-def notes_of_float32(columns: Iterable[tuple[str, np.ndarray]]) -> list[str]:
+_OTHERS = (may_be_rounded, vanishes)
+
+
+def notes_of_float32(columns: Iterable[tuple[str, np.ndarray | LargeArray]]) -> list[str]:
     """Returns what becomes of the numbers of a table, by name, as float32."""
-    found = [(name, may_be_rounded(values), vanishes(values)) for name, values in columns]
+    found = [
+        (name, *(any(is_other(some) for _, some in chunks(values)) for is_other in _OTHERS))
+        for name, values in columns
+    ]
     rounded = ", ".join(f"'{name}'" for name, is_rounded, _ in found if is_rounded)
     gone = ", ".join(f"'{name}'" for name, _, vanished in found if vanished)
     return [ROUNDED + rounded] * bool(rounded) + [VANISHED + gone] * bool(gone)

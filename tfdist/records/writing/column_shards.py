@@ -82,13 +82,14 @@ def write_columns(
     own = plan if options.part is None else _part_of(plan, options.part)
     with said_of(out), _place(out, run, whole) as place, stop_on_sigterm():
         infos = _write_shards(place, columns, own, options)
-        ids = {name: class_ids[r] for name, r in rows.items()} if class_ids is not None else {}
         manifest = Manifest(
             schema=columns.schema,
             splits={
                 name: SplitInfo(
                     shards=tuple(shards),
-                    class_counts=count_classes(ids[name]) if name in ids else None,
+                    class_counts=None
+                    if class_ids is None
+                    else count_classes(class_ids[rows[name]]),
                     partition=None if plan[name][0].client is None else str(partition),
                 )
                 for name, shards in infos.items()

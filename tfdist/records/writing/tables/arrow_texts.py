@@ -1,32 +1,97 @@
-"""Texts of a table that pyarrow holds: parsed in all cores, numbers without objects of Python."""
+"""Texts of a table that pyarrow holds: parsed in all cores, numbers without objects of Python.
+
+Those of a large table lie in a temporary file, and are read some rows at a time.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from tfdist.records.format.large_arrays import LargeArray, LargeTexts, Store
 
 _BLOCK_BYTES = 1 << 24
 
 
 class ArrowTexts(Sequence[str]):
-    """The texts of a column, as pyarrow's array of them."""
+    """The texts of a column.
 
-    def __init__(self, texts: Any):
-        self._texts = texts
+    Args:
+        blocks: pyarrow's arrays of them, one after the other: a list, or those of a ``Spool``.
+        lengths: rows of each block.
+        in_file: whether the blocks are read from a file whenever they are asked for.
+        chosen: int64 [n], the numbers of the rows that are meant, in their order; None for all.
+        blank: bool [n], which of these are ""; None for none but those that are.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Any],
+        lengths: Sequence[int],
+        *,
+        in_file: bool = False,
+        chosen: np.ndarray | None = None,
+        blank: np.ndarray | None = None,
+    ):
+        self.in_file = in_file
+        self._blocks, self._ends = blocks, np.cumsum([0, *lengths])
+        self._chosen, self._blank = chosen, blank
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return int(self._ends[-1]) if self._chosen is None else len(self._chosen)
 
     def __getitem__(self, row: Any) -> Any:
-        return self._texts[row].as_py()
+        """Returns a text, or, given int64 [n] in their order, those rows as objects."""
+        if isinstance(row, np.ndarray):
+            return np.fromiter(self.taken(row), object, len(row))
+        return next(iter(self.taken(np.array([row]))))
 
     def __iter__(self) -> Iterator[str]:
-        """Yields them; what stands in many rows is one object."""
-        found = self._texts.dictionary_encode()
-        return iter(np.array(found.dictionary.to_pylist(), object)[np.asarray(found.indices)])
+        return itertools.chain.from_iterable(self.parts())
+
+    def parts(self) -> Iterator[list[str]]:
+        """Yields them some at a time; what stands in many rows of a part is one object."""
+        for texts in self.arrays():
+            found = texts.dictionary_encode()
+            yield np.array(found.dictionary.to_pylist(), object)[np.asarray(found.indices)].tolist()
+
+    def taken(self, rows: np.ndarray) -> ArrowTexts:
+        """Returns some rows, int64 [n] in their order."""
+        chosen = rows if self._chosen is None else self._chosen[rows]
+        return self._with(chosen, None if self._blank is None else self._blank[rows])
+
+    def blanked(self, blank: np.ndarray) -> ArrowTexts:
+        """Returns the rows, of which those that are True in ``blank``, bool [rows], are ""."""
+        return self._with(self._chosen, blank)
+
+    def _with(self, chosen: np.ndarray | None, blank: np.ndarray | None) -> ArrowTexts:
+        lengths = np.diff(self._ends)
+        return ArrowTexts(self._blocks, lengths, in_file=self.in_file, chosen=chosen, blank=blank)
+
+    def arrays(self) -> Iterator[Any]:
+        """Yields pyarrow's arrays of the rows that are meant; only what has some is read."""
+        import pyarrow
+        from pyarrow import compute
+
+        done = 0
+        for number, (start, end) in enumerate(itertools.pairwise(self._ends.tolist())):
+            rows = slice(start, end)
+            if self._chosen is not None:
+                rows = slice(*np.searchsorted(self._chosen, [start, end]).tolist())
+            if rows.start == rows.stop:
+                continue
+            texts = self._blocks[number]
+            if self._chosen is not None:
+                texts = texts.take(pyarrow.array(self._chosen[rows] - start))
+            if self._blank is not None:
+                blank = pyarrow.array(self._blank[done : done + len(texts)])
+                texts = compute.if_else(blank, "", texts)
+            done += len(texts)
+            yield texts
 
     def numbers(self, missing: frozenset[str]) -> tuple[np.ndarray, np.ndarray, bool] | None:
         """Returns what they are as numbers, where all that are not ``missing`` are one.
@@ -40,34 +105,155 @@ class ArrowTexts(Sequence[str]):
             0 that a number loses. None for anything else.
         """
         import pyarrow
-        from pyarrow import compute
 
-        stripped = compute.ascii_trim_whitespace(self._texts)
-        gone = compute.is_in(compute.ascii_lower(stripped), pyarrow.array(sorted(missing)))
-        none = pyarrow.scalar(None, pyarrow.string())
-        present = compute.if_else(gone, none, stripped) if compute.any(gone).as_py() else stripped
-        try:
-            values = compute.cast(present, pyarrow.float64())
-        except pyarrow.ArrowInvalid:
-            return None
-        there = np.asarray(values.drop_null())
-        if not len(there) or np.isnan(there).any():
-            return None
-        with np.errstate(invalid="ignore"):
-            is_whole = bool((there == np.floor(there)).all())
-        codes = compute.match_substring_regex(present, "^[+-]?0[0-9]")
-        has_code = bool(compute.any(codes).as_py())
-        if is_whole:
-            try:
-                values = compute.cast(present, pyarrow.int64())
-            except pyarrow.ArrowInvalid:
-                if not compute.any(compute.match_substring_regex(present, "[.eEn]")).as_py():
-                    return None  # Such as +5, or beyond int64.
-        return np.array(values.fill_null(0)), np.array(gone), has_code
+        # Pages of zeros that nobody has written to take no memory.
+        values, gone = np.zeros(len(self), np.int64), np.zeros(len(self), bool)
+        has_code, is_whole, has_points, start = False, True, False, 0
+        for texts in self.arrays():
+            rows = slice(start, start + len(texts))
+            present = _present(texts, missing)
+            found = _cast(present, pyarrow.int64()) if values.dtype == np.int64 else None
+            if found is None or _any_like(present, "[xX]"):  # As float64, 0x1F is no number.
+                found = _cast(present, pyarrow.float64())
+                there = None if found is None else np.asarray(found.drop_null())
+                if there is None or np.isnan(there).any():
+                    return None
+                if values.dtype == np.int64:
+                    values = values.astype(np.float64) if start else np.zeros(len(self))
+                with np.errstate(invalid="ignore"):
+                    is_whole &= bool((there == np.floor(there)).all())
+                has_points |= is_whole and _any_like(present, "[.eEn]")
+            values[rows] = np.asarray(found.fill_null(0))
+            if present.null_count:
+                gone[rows] = np.asarray(present.is_null())
+            has_code |= _any_like(present, "^[+-]?0[0-9]")
+            start = rows.stop
+        if gone.all() or (values.dtype == np.float64 and is_whole and not has_points):
+            return None  # Such as +5, or beyond int64.
+        return values, gone, has_code
+
+    def put_in(self, store: Store) -> LargeTexts:
+        """Returns the rows as such of which any can be read at once."""
+        return store.texts(lambda: map(_bytes_of, self.arrays()))
 
 
-def parse_plain(text: str, separator: str, width: int) -> list[ArrowTexts] | None:
-    """Returns the columns of the lines below the first one.
+def _present(texts: Any, missing: frozenset[str]) -> Any:
+    """Returns pyarrow's array of texts without space around them, null where one is missing."""
+    import pyarrow
+    from pyarrow import compute
+
+    stripped = compute.ascii_trim_whitespace(texts)
+    gone = compute.is_in(compute.ascii_lower(stripped), pyarrow.array(sorted(missing)))
+    none = pyarrow.scalar(None, pyarrow.string())
+    return compute.if_else(gone, none, stripped) if compute.any(gone).as_py() else stripped
+
+
+def _any_like(present: Any, pattern: str) -> bool:
+    from pyarrow import compute
+
+    return bool(compute.any(compute.match_substring_regex(present, pattern)).as_py())
+
+
+def _cast(present: Any, kind: Any) -> Any:
+    """Returns pyarrow's array of texts as numbers; None where one is none of the kind."""
+    import pyarrow
+    from pyarrow import compute
+
+    try:
+        return compute.cast(present, kind)
+    except pyarrow.ArrowInvalid:
+        return None
+
+
+def _bytes_of(texts: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the bytes of pyarrow's array of texts, uint8 [n], and the edges of each there."""
+    _, offsets, data = texts.buffers()
+    edges = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    return np.frombuffer(b"" if data is None else data, np.uint8)[edges[0] : edges[-1]], edges
+
+
+class Spool:
+    """The columns of a large table in a file, some rows at a time."""
+
+    def __init__(self, store: Store):
+        self._store = store
+        self._lengths: list[int] = []
+        self._lines: list[LargeArray] = []
+        self._columns: dict[str, _Blocks] = {}
+
+    def add(self, columns: Mapping[str, Sequence[str]], lines: np.ndarray) -> None:
+        """Adds some rows, and the lines that they are in, int64 [rows].
+
+        In rows that come without a column, each of its texts is "null".
+        """
+        if len(lines):
+            self._lengths.append(len(lines))
+            self._lines.append(self._store.rows([lines], np.int64))
+        for name, texts in columns.items():
+            blocks = self._columns.setdefault(name, _Blocks(self._store, self._lengths))
+            if len(lines):
+                blocks.put(texts)
+
+    def all(self) -> tuple[dict[str, ArrowTexts], np.ndarray | LargeArray]:
+        """Returns all columns, and lines, when all rows have been added."""
+        texts = {
+            name: ArrowTexts(blocks, self._lengths, in_file=True)
+            for name, blocks in self._columns.items()
+        }
+        return texts, LargeArray(self._lines) if self._lines else np.empty(0, np.int64)
+
+
+class _Blocks(Sequence[Any]):
+    """The texts of a column as pyarrow's arrays, each of which is read when it is asked for.
+
+    Args:
+        lengths: how many texts each has.
+    """
+
+    def __init__(self, store: Store, lengths: Sequence[int]):
+        self._store, self._lengths = store, lengths
+        self._places: dict[int, tuple[int, int]] = {}
+
+    def put(self, texts: Any) -> None:
+        """Writes the last block, given its texts or pyarrow's array of them."""
+        import pyarrow
+
+        array = texts
+        if isinstance(texts, ArrowTexts):
+            (array,) = texts.arrays()
+        elif not isinstance(texts, pyarrow.Array):
+            array = pyarrow.array(texts, pyarrow.string())
+        data, edges = _bytes_of(array)
+        place = self._store.put(edges - edges[0])
+        self._store.put(data)
+        self._places[len(self) - 1] = place, len(data)
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __getitem__(self, number: Any) -> Any:
+        import pyarrow
+
+        rows = self._lengths[number]
+        if number not in self._places:
+            return pyarrow.repeat("null", rows)
+        place, num_bytes = self._places[number]
+        edges = 4 * (rows + 1)
+        found = pyarrow.py_buffer(self._store.get(place, edges + num_bytes))
+        return pyarrow.StringArray.from_buffers(rows, found[:edges], found[edges:])
+
+
+def spooled(parts: Iterable[Any], store: Store) -> ArrowTexts:
+    """Returns the texts of a column in a file, given some at a time, as ``_Blocks`` takes them."""
+    blocks = _Blocks(store, lengths := [])
+    for texts in parts:
+        lengths.append(len(texts))
+        blocks.put(texts)
+    return ArrowTexts(blocks, lengths, in_file=True)
+
+
+def parse_plain(text: str, separator: str, width: int, skip_rows: int) -> list[ArrowTexts] | None:
+    """Returns the columns of the lines behind the first ``skip_rows`` ones.
 
     Returns:
         None for what the csv module has to read: without pyarrow, rows that are not whole or not a
@@ -79,23 +265,29 @@ def parse_plain(text: str, separator: str, width: int) -> list[ArrowTexts] | Non
     except ImportError:
         return None
     has_quotes = '"' in text
-    if text.count("\r") != text.count("\r\n") or (has_quotes and not _are_whole(text, separator)):
+    is_marked = text.startswith("\ufeff")  # A mark that pyarrow takes away.
+    if (
+        is_marked
+        or text.count("\r") != text.count("\r\n")
+        or (has_quotes and not _are_whole(text, separator))
+    ):
         return None
     names = [str(column) for column in range(width)]
     try:
         table = csv.read_csv(
             pyarrow.BufferReader(text.encode()),
-            csv.ReadOptions(column_names=names, skip_rows=1, block_size=_BLOCK_BYTES),
+            csv.ReadOptions(column_names=names, skip_rows=skip_rows, block_size=_BLOCK_BYTES),
             csv.ParseOptions(delimiter=separator, quote_char='"' if has_quotes else False),
             csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pyarrow.string()), check_utf8=False
             ),
         )
-        columns = [ArrowTexts(column.combine_chunks()) for column in table.columns]
+        columns = [column.combine_chunks() for column in table.columns]
+        found = [ArrowTexts([column], [len(column)]) for column in columns]
     except (pyarrow.ArrowInvalid, ValueError):  # As of a separator of no ASCII, or above 2 GB.
         return None
-    is_whole = table.num_rows == text.count("\n") - text.endswith("\n")
-    return columns if table.num_rows and is_whole else None
+    num_rows = text.count("\n") + (not text.endswith("\n")) - skip_rows
+    return found if table.num_rows and table.num_rows == num_rows else None
 
 
 def _are_whole(text: str, separator: str) -> bool:

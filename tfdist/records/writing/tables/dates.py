@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime
 
 import numpy as np
@@ -16,6 +16,8 @@ _ZONE = r"Z|UTC|[+-](?:0\d|1[0-4]):?[0-5]\d"
 _TIME = rf"(?:[T ]+(\d{{1,2}}):(\d\d)(?::(\d\d)(?:[.,](\d{{1,9}}))?)?\s*({_ZONE})?)?"
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
+#: The groups of an expression that are year, month and day.
+Order = tuple[int, int, int]
 # What is written, and where in it year, month and day are.
 _FORMS = tuple(
     (re.compile(written + _TIME, re.IGNORECASE), places)
@@ -33,6 +35,21 @@ _FORMS = tuple(
 _SLASHES = re.compile(r"(\d\d?)[/-](\d\d?)[/-](\d{4})" + _TIME, re.IGNORECASE)
 
 
+def order_of(parts: Iterable[Sequence[str]]) -> Order | None:
+    """Returns where year, month and day are in dates such as 31/12/2024; None if none tells it.
+
+    Args:
+        parts: the dates, some at a time.
+    """
+    slashes = (_SLASHES.fullmatch(text) for part in parts for text in set(part))
+    first = second = -1
+    for found in filter(None, slashes):
+        first, second = max(first, int(found[1])), max(second, int(found[2]))
+    if first >= 0 and (first > 12) == (second > 12):
+        return None
+    return (3, 1, 2) if second > 12 else (3, 2, 1)
+
+
 def dates_of(texts: Sequence[str]) -> tuple[list[int | None], tuple[str, ...]]:
     """Returns the seconds since 1970 of each text, None for what is no date; and notes of it.
 
@@ -40,14 +57,18 @@ def dates_of(texts: Sequence[str]) -> tuple[list[int | None], tuple[str, ...]]:
     without; and 31/12/2024 or 12/31/2024 where the others tell which of the two it is. A time
     without a zone is taken for UTC.
     """
-    different = set(texts)
-    slashes = [found for text in different if (found := _SLASHES.fullmatch(text))]
-    order = _order_of(slashes) if slashes else (3, 2, 1)
+    return dates_in_order(texts, order_of([texts]))
+
+
+def dates_in_order(
+    texts: Sequence[str], order: Order | None
+) -> tuple[list[int | None], tuple[str, ...]]:
+    """Returns what ``dates_of`` does, where other texts, too, tell the ``order``: see there."""
     if order is None:
         why = "day and month cannot be told apart"
         return [None] * len(texts), (f"is text: of dates such as {texts[0]:.30} {why}",)
     forms = (*_FORMS, (_SLASHES, order))
-    known = {text: _seconds(text, forms) for text in different}
+    known = {text: _seconds(text, forms) for text in set(texts)}
     cut = any(found is not None and found != math.floor(found) for found in known.values())
     notes = CUT_OFF if cut else ()
     whole = {t: None if found is None else math.floor(found) for t, found in known.items()}
@@ -96,15 +117,6 @@ def seconds_of(value: date) -> int:
     if not isinstance(value, datetime):
         value = datetime(value.year, value.month, value.day)
     return math.floor((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp())
-
-
-def _order_of(found: Collection[re.Match[str]]) -> tuple[int, int, int] | None:
-    """Returns where year, month and day are; None where that cannot be told."""
-    first = max(int(match[1]) for match in found) > 12
-    second = max(int(match[2]) for match in found) > 12
-    if first == second:
-        return None
-    return (3, 2, 1) if first else (3, 1, 2)
 
 
 def _seconds(

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import importlib.util
 import io
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from tfdist.errors import DataError
-from tfdist.records.writing.tables.arrow_texts import parse_plain
+from tfdist.records.format.large_arrays import Store
+from tfdist.records.writing.tables.arrow_texts import Spool, parse_plain
 from tfdist.records.writing.tables.table import Complaint, Table, Written
-from tfdist.records.writing.text_files import read_text
+from tfdist.records.writing.text_files import is_large, read_rows, read_text
 
 #: How pandas' first column is called where it has no name.
 UNNAMED = "Unnamed: 0"
@@ -26,92 +28,167 @@ _START = 1 << 20
 _WITH_COMMA = r"[+-]?(?:0,\d+|\d*,\d{1,2}|\d*,\d{4,})(?:e[+-]?\d+)?"
 # What Excel writes above the header.
 _SAID = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)
+_LONGEST_BLOCK = 1 << 30
 # A text may be longer than the 131,072 letters that the csv module takes.
 _LONGEST_VALUE = (1 << 31) - 1
 
 
-def read_delimited(path: Path, kind: str) -> Table:
+class _UnreadError(DataError):
+    """A file, or a block of one, that the csv module does not read."""
+
+
+def read_delimited(path: Path, kind: str, *, in_file: bool = False) -> Table:
     """Returns the rows of a file with a header, whatever separates their values.
 
     The separator is the one of comma, semicolon, tab and bar that gives the header several names
     and most rows as many values. Between semicolons 1,5 is a number; between tabs and bars where a
     value is written so that no comma can mark thousands.
 
+    Args:
+        in_file: whether the values of a large file may stay in one, see ``Table.store``.
+
     Raises:
         DataError: no table, a header that does not name each column once, or no rows.
     """
-    text, notes = read_text(path)
-    said = _SAID.match(text)
-    start = 0 if said is None else said.end()
-    _refuse_comments(path, kind, text[start:])
-    separator = _find_separator(text[start:], kind) if said is None else said[1]
+    with _long_values():
+        if in_file and is_large(path) and importlib.util.find_spec("pyarrow") is not None:
+            # Beside quotes within a text, nobody can tell from a block where a row ends.
+            with contextlib.suppress(_UnreadError):
+                return _read(path, kind, *read_rows(path, has_quotes=True), in_file=True)
+        text, notes = read_text(path)
+        return _read(path, kind, iter([text]), notes, in_file=False)
+
+
+def _read(
+    path: Path, kind: str, blocks: Iterator[str], notes: tuple[str, ...], *, in_file: bool
+) -> Table:
+    """Returns the rows of text in blocks: of one, unless they are ``in_file``."""
+    start = next(blocks, "")
+    said = _SAID.match(start)
+    line = 0
+    if said is not None:
+        start, line = start[said.end() :] or next(blocks, ""), 1
+    _refuse_comments(path, kind, start)
+    separator = _find_separator(start, kind) if said is None else said[1]
     usual = "\t" if kind == "tsv" else ","
     if separator != usual:
         name = _SEPARATORS.get(separator, repr(separator))
         notes = (*notes, f"the values of {path} are separated by {name}s")
-    with _long_values():
-        return _read(path, kind, text[start:], separator, int(start > 0), notes)
-
-
-def _read(
-    path: Path, kind: str, text: str, separator: str, lines_before: int, notes: tuple[str, ...]
-) -> Table:
-    rows: list[list[str]] = []
-    lines: list[int] = []
+    first, _ = next(_csv_rows(path, start, separator, line), ([], line))
+    header = _check_header(path, first)
+    decimal_comma = separator == ";"
+    store = Store() if in_file else None
+    spool = None if store is None else Spool(store)
     bad: list[Complaint] = []
-    line = lines_before  # Where the last whole row ends.
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
-    try:
-        first = next(reader, [])
-        line = reader.line_num + lines_before
-        header = _check_header(path, first)
-        width = len(header)
-        notes = (*notes, *_notes_of_header(path, header))
-        is_repeated = width > 1 and _is_repeated(first, text, separator)
-        plain = None if is_repeated else parse_plain(text, separator, width)
-        names = _names(first)
-        for row in reader if plain is None else ():
-            line = reader.line_num + lines_before
-            if is_repeated and _names(row) == names:
-                bad.append(Complaint(line, "the header", "have values, not the header again"))
-            elif len(row) == width:
-                rows.append(row)
-                lines.append(line)
-            elif row:
-                bad.append(Complaint(line, str(len(row)), f"have {width} values"))
-    except csv.Error as error:
-        name, at = _SEPARATORS.get(separator, repr(separator)), reader.line_num + lines_before
-        if "unexpected end" in str(error):  # Of a value that began in the row behind the last one.
-            error, at = "a quote that nothing closes, in the row that begins", line + 1
-        raise DataError(
-            f"{path} must be a {name}-separated table",
-            received=f"an error: {error} in line {at}",
-            mend="Mend that line; within a value in quotes, a quote is written twice",
-        ) from None
-    if plain is None and not rows and not bad:
+    for number, text in enumerate(itertools.chain([start], blocks)):
+        rows = _Rows(path, text, separator, first, line, has_header=not number)
+        line = rows.end
+        if spool is not None:
+            if len(text) > _LONGEST_BLOCK:
+                raise _UnreadError(
+                    f"the rows of {path} must end with a line feed",
+                    received=f"{len(text):,} letters without one",
+                    mend="Save it with such line ends",
+                )
+            spool.add(dict(zip(header, rows.columns, strict=True)), rows.lines)
+        bad += rows.bad
+        decimal_comma |= separator not in ",;" and _has_commas(text, separator)
+    columns, lines = dict(zip(header, rows.columns, strict=True)), rows.lines
+    if spool is not None:
+        columns, lines = spool.all()
+    if not len(lines) and not bad:
         raise DataError(
             f"{path} must have rows below its header",
             received="none",
             mend="Write rows below the names",
         )
-    if plain is not None:
-        by_column: Iterable[Sequence[str]] = plain
-        lines = list(range(2 + lines_before, 2 + lines_before + len(plain[0])))
-    else:  # Turned here once, so that each value is kept once.
-        by_column = zip(*rows, strict=True) if rows else [()] * width
-    decimal_comma = separator == ";" or (separator != "," and _has_commas(text, separator))
     return Table(
         kind=kind,
         place=str(path),
         unit="line",
         columns={
-            name: Written(texts, decimal_comma=decimal_comma)
-            for name, texts in zip(header, by_column, strict=True)
+            name: Written(texts, decimal_comma=decimal_comma) for name, texts in columns.items()
         },
-        lines=np.array(lines, np.int64),
+        lines=lines,
         bad=tuple(bad),
-        notes=notes,
+        notes=(*notes, *_notes_of_header(path, header)),
+        store=store,
     )
+
+
+class _Rows:
+    """The rows of a text.
+
+    Args:
+        first: the header, as it is written.
+        line: how many lines are before the text.
+        has_header: whether it begins with the header.
+
+    Attributes:
+        columns: of texts.
+        lines: int64 [rows], where each row is.
+        bad: rows that are not among these.
+        end: how many lines are over behind the text.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        text: str,
+        separator: str,
+        first: list[str],
+        line: int,
+        *,
+        has_header: bool,
+    ):
+        width = len(first)
+        is_repeated = width > 1 and _is_repeated(first, text, separator, has_header=has_header)
+        plain = None if is_repeated else parse_plain(text, separator, width, int(has_header))
+        self.bad: list[Complaint] = []
+        if plain is not None:
+            self.columns: list[Sequence[str]] = list(plain)
+            self.lines = np.arange(len(plain[0]), dtype=np.int64) + (line + has_header + 1)
+            self.end = line + has_header + len(plain[0])
+            return
+        names, rows, lines = _names(first), [], []
+        self.end = line
+        found = _csv_rows(path, text, separator, line)
+        for number, (row, self.end) in enumerate(found):
+            if number < has_header:
+                continue
+            if is_repeated and _names(row) == names:
+                self._complain("the header", "have values, not the header again")
+            elif len(row) == width:
+                rows.append(row)
+                lines.append(self.end)
+            elif row:
+                self._complain(str(len(row)), f"have {width} values")
+        # Turned here once, so that each value is kept once.
+        self.columns = list(zip(*rows, strict=True)) if rows else [()] * width
+        self.lines = np.array(lines, np.int64)
+
+    def _complain(self, what: str, must: str) -> None:
+        self.bad.append(Complaint(self.end, what, must))
+
+
+def _csv_rows(path: Path, text: str, separator: str, line: int) -> Iterator[tuple[list[str], int]]:
+    """Yields the rows of a text behind so many lines, and the line that each one ends in."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
+    end = line
+    try:
+        for row in reader:
+            end = reader.line_num + line
+            yield row, end
+    except csv.Error as error:
+        name = _SEPARATORS.get(separator, repr(separator))
+        at, why = reader.line_num + line, str(error)
+        if "unexpected end" in why:  # Of a value that began in the row behind the last one.
+            why, at = "a quote that nothing closes, in the row that begins", end + 1
+        raise _UnreadError(
+            f"{path} must be a {name}-separated table",
+            received=f"an error: {why} in line {at}",
+            mend="Mend that line; within a value in quotes, a quote is written twice",
+        ) from None
 
 
 def _has_commas(text: str, separator: str) -> bool:
@@ -123,12 +200,13 @@ def _names(header: Sequence[str]) -> list[str]:
     return [name.strip().removeprefix("\ufeff").strip() for name in header]
 
 
-def _is_repeated(header: Sequence[str], text: str, separator: str) -> bool:
+def _is_repeated(header: Sequence[str], text: str, separator: str, *, has_header: bool) -> bool:
     """Whether the header stands among the rows once more, as where files were joined.
 
     A column of words alone may have its own name among them.
     """
     names = _names(header)
+    text = text if has_header else f"\n{text}"
     if text.find(max(names, key=len), text.find("\n") + 1) < 0:
         return False
     again = re.escape(separator).join(rf'[ \t]*"?{re.escape(name)}"?[ \t]*' for name in names)

@@ -31,25 +31,26 @@ def kind_of_file(path: Path) -> str | None:
     return None if name.endswith(".gz") and kind not in _PACKED else kind
 
 
-def read_table(path: Path, kind: str | None = None) -> Table:
+def read_table(path: Path, kind: str | None = None, *, in_file: bool = False) -> Table:
     """Returns the rows of a file. Raises DataError.
 
     Args:
         kind: what it is, where ``kind_of_file`` does not know it.
+        in_file: whether the values of a large one may stay in files, see ``Table.store``.
     """
     kind = kind_of_file(path) or kind
     assert kind is not None, path
     if kind in ("csv", "tsv"):
         from tfdist.records.writing.tables.delimited import read_delimited
 
-        return read_delimited(path, kind)
+        return read_delimited(path, kind, in_file=in_file)
     if kind == "jsonl":
         from tfdist.records.writing.tables.json_lines import read_json_lines
 
-        return read_json_lines(path)
+        return read_json_lines(path, in_file=in_file)
     from tfdist.records.writing.tables.typed import read_arrow
 
-    table = read_arrow(path, kind)
+    table = read_arrow(path, kind, in_file=in_file)
     if not len(table.lines):
         raise DataError(f"{path} must have rows", received="none", mend=NO_RECORD)
     return table

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,13 @@ import numpy as np
 from tfdist.errors import DataError, spelt
 from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.writing.tables.arrow_texts import ArrowTexts
-from tfdist.records.writing.tables.dates import CUT_OFF, dates_of, seconds_of
+from tfdist.records.writing.tables.dates import (
+    CUT_OFF,
+    dates_in_order,
+    dates_of,
+    order_of,
+    seconds_of,
+)
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
     DATE,
@@ -25,6 +33,7 @@ from tfdist.records.writing.tables.table import (
     TEXT,
     WORDS,
     Cells,
+    Texts,
     Values,
     Written,
 )
@@ -69,7 +78,7 @@ def _like_codes() -> tuple[str, ...]:
     )
 
 
-def infer(column: Cells | Written | Values, *, is_text: bool = False) -> Cells:
+def infer(column: Cells | Written | Values | Texts, *, is_text: bool = False) -> Cells:
     """Returns the values of a column, of the kind that at least 95 % of them have.
 
     What is missing counts for no kind. Of Python's own values, text that is a date in every row is
@@ -85,9 +94,11 @@ def infer(column: Cells | Written | Values, *, is_text: bool = False) -> Cells:
     if isinstance(column, Written):
         if not is_text:
             return _with_points_told(column, _of_texts(column))
-        texts = list(column.texts)
-        missing = [not text.strip() for text in texts]
-        return Cells(TEXT, objects(texts), np.array(missing, bool))
+        texts = column.texts if _is_in_file(column.texts) else list(column.texts)
+        missing = np.fromiter((not text.strip() for text in texts), bool, len(texts))
+        return Cells(TEXT, _as_they_are(texts), missing)
+    if isinstance(column, Texts):
+        return _of_large_texts(column, is_text)
     cells = _of_values(column.values, is_text) if isinstance(column, Values) else column
     if is_text and cells.kind != TEXT:
         return _as_text(cells.values.tolist(), cells.missing)
@@ -98,13 +109,15 @@ def _with_points_told(column: Written, cells: Cells) -> Cells:
     """Adds a note where points may mark thousands, which only decimal commas leave them to do."""
     if not column.decimal_comma or cells.kind != NUMBER or DECIMAL_COMMAS in cells.notes:
         return cells
-    texts = enumerate(map(str.strip, column.texts))
-    pointed = [text for row, text in texts if "." in text and row not in cells.bad]
-    if not pointed or not all(map(_POINTS.fullmatch, pointed)):
+    first = None
+    for row, text in enumerate(map(str.strip, column.texts)):
+        if "." in text and row not in cells.bad:
+            if not _POINTS.fullmatch(text):
+                return cells
+            first = first or text
+    if first is None:
         return cells
-    note = (
-        f"{POINTS}'{pointed[0]}' is read as {_number(pointed[0]):g}: take out what marks thousands"
-    )
+    note = f"{POINTS}'{first}' is read as {_number(first):g}: take out what marks thousands"
     return replace(cells, notes=(*cells.notes, note))
 
 
@@ -151,51 +164,101 @@ def _placed(
 # Text ------------------------------------------------------------------------------------------
 
 
+def _is_in_file(texts: Sequence[str]) -> bool:
+    return isinstance(texts, ArrowTexts) and texts.in_file
+
+
+def _as_they_are(texts: Sequence[str]) -> np.ndarray | ArrowTexts:
+    return texts if _is_in_file(texts) else objects(list(texts))
+
+
+class _Present:
+    """The texts of a column that are not missing, without space around them, some at a time.
+
+    Args:
+        missing: bool [texts]; None: those that are words for nothing.
+    """
+
+    def __init__(self, texts: Sequence[str], missing: np.ndarray | None = None):
+        in_file = _is_in_file(texts)
+        self._texts = texts if in_file else list(texts)
+        if missing is None:
+            words = (text.strip().lower() in MISSING_WORDS for text in self._texts)
+            missing = np.fromiter(words, bool, len(texts))
+        self.missing = missing
+        self._held = None if in_file else [self.at(self.rows())]
+
+    def __len__(self) -> int:
+        return len(self.missing) - int(self.missing.sum())
+
+    def rows(self) -> np.ndarray:
+        """Returns which they are, int64 [n]."""
+        return np.flatnonzero(~self.missing)
+
+    def __iter__(self) -> Iterator[list[str]]:
+        if self._held is not None:
+            yield from self._held
+            return
+        start = 0
+        for part in self._texts.parts():
+            gone = self.missing[start : start + len(part)].tolist()
+            some = [text.strip() for text, is_gone in zip(part, gone, strict=True) if not is_gone]
+            start += len(part)
+            if some:
+                yield some
+
+    def placed(self, values: np.ndarray) -> np.ndarray:
+        """Returns values of these texts in their rows, 0 in others."""
+        if len(values) == len(self.missing):
+            return values
+        placed = np.zeros(len(self.missing), values.dtype)
+        placed[~self.missing] = values
+        return placed
+
+    def at(self, rows: np.ndarray) -> list[str]:
+        """Returns the texts of some rows, int64 [n] in their order."""
+        if isinstance(self._texts, list):
+            return [self._texts[row].strip() for row in rows.tolist()]
+        return [text.strip() for text in self._texts[rows]]
+
+
 def _of_texts(column: Written) -> Cells:
     texts = column.texts
     quick = _arrow_numbers(texts) if isinstance(texts, ArrowTexts) else _only_numbers_of(texts)
     if quick is not None:
         return quick
-    texts = list(texts)
-    stripped = [text.strip() for text in texts]
-    missing = np.array([text.lower() in MISSING_WORDS for text in stripped], bool)
-    rows = np.flatnonzero(~missing).tolist()
-    present = [stripped[row] for row in rows]
-    if not present:
-        return Cells(EMPTY, objects(texts), missing)
-    readers: dict[str, Callable[[Sequence[str]], _Read]] = {
-        NUMBER: lambda some: _numbers_of(some, column.decimal_comma),
-        BOOLEAN: lambda some: ([_TRUTH.get(text.lower()) for text in some], ()),
-        DATE: dates_of,
-    }
+    present = _Present(texts)
+    missing, count = present.missing, len(present)
+    if not count:
+        return Cells(EMPTY, _as_they_are(texts), missing)
+    sample = present.at(present.rows()[:: max(1, count // _LOOKED_AT)])
     note: tuple[str, ...] = ()
-    sample = present[:: max(1, len(present) // _LOOKED_AT)]
-    for kind, read in readers.items():
-        values, found = read(sample)
+    for kind in (NUMBER, BOOLEAN, DATE):
+        values, is_good, found = _read(kind, [sample], len(sample), column.decimal_comma)
         # Else it is not worth reading all; of dates, one can tell what the others are.
-        if found or values.count(None) <= len(values) * _NEARLY:
-            values, found = read(present)
-        share = 1 - values.count(None) / len(values)
+        if found or np.count_nonzero(~is_good) <= len(is_good) * _NEARLY:
+            values, is_good, found = _read(kind, present, count, column.decimal_comma)
+        share = 1 - np.count_nonzero(~is_good) / len(is_good)
         if share >= _ENOUGH:
-            good = [n for n, value in enumerate(values) if value is not None]
-            bad = {
-                row: f"{text:.{_SHOWN}}"
-                for row, text, value in zip(rows, present, values, strict=True)
-                if value is None
-            }
-            values = [values[n] for n in good]
+            wrong = present.rows()[~is_good] if share < 1 else np.empty(0, np.int64)
+            bad = zip(wrong.tolist(), present.at(wrong), strict=True)
             if kind == NUMBER:
-                kind, values, more = _whole_or_not(np.array(values), [present[n] for n in good])
+                kind, good, more = _whole_or_not(
+                    values[is_good], partial(_good_of, present, is_good)
+                )
+                values = np.zeros(count, good.dtype)
+                values[is_good] = good
                 found += more
-            return _placed(kind, values, [rows[n] for n in good], missing, bad, found)
+            told = {row: f"{text:.{_SHOWN}}" for row, text in bad}
+            return Cells(kind, present.placed(values), missing, told, found)
         if share >= _NEARLY and kind in (NUMBER, DATE):
-            odd = present[values.index(None)]
+            odd = present.at(present.rows()[np.flatnonzero(~is_good)[:1]])[0]
             note = (
                 f"is text, though {share:.0%} of its values are {WORDS[kind]}: "
                 f"one is '{odd:.{_SHOWN}}'",
             )
-        elif kind == DATE and values.count(None) == len(values):
-            note += found  # Why they are no dates.
+        elif kind == DATE and not share:
+            note += found[:1]  # Why they are no dates.
     marked = [text for text in sample if _THOUSANDS.fullmatch(text)]
     numbers = sum(_number(text) is not None for text in sample)
     if not note and marked and len(marked) + numbers >= len(sample) * _NEARLY:
@@ -203,7 +266,49 @@ def _of_texts(column: Written) -> Cells:
             f"is text, though values such as '{marked[0]:.{_SHOWN}}' are numbers with marks "
             "between thousands: take these out to have numbers",
         )
-    return Cells(TEXT, objects(texts), missing, notes=note)
+    return Cells(TEXT, _as_they_are(texts), missing, notes=note)
+
+
+def _good_of(parts: Iterable[list[str]], is_good: np.ndarray) -> Iterator[list[str]]:
+    """Yields the texts for which ``is_good``, bool [texts], is True, in their parts."""
+    start = 0
+    for part in parts:
+        chosen = is_good[start : start + len(part)].tolist()
+        yield list(itertools.compress(part, chosen))
+        start += len(part)
+
+
+def _read(
+    kind: str, parts: Iterable[list[str]], count: int, decimal_comma: bool
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Returns what texts are as values of a kind, and which are such, bool [count]; and notes.
+
+    Args:
+        parts: the texts some at a time, which are read more than once.
+        count: how many they are.
+    """
+    read: Callable[[list[str]], _Read]
+    if kind == NUMBER:
+        has_commas = decimal_comma and any(
+            any(map(_DECIMAL_COMMA.fullmatch, part)) for part in parts
+        )
+        read = partial(_numbers_of, has_commas=has_commas)
+    elif kind == BOOLEAN:
+        read = _truth_of
+    else:
+        read = partial(dates_in_order, order=order_of(parts))
+    nothing = _NOTHING[kind]
+    values, is_good = np.zeros(count, nothing.dtype), np.zeros(count, bool)
+    notes: dict[str, None] = {}
+    start = 0
+    for part in parts:
+        found, told = read(part)
+        rows = slice(start, start + len(part))
+        values[rows] = [nothing if value is None else value for value in found]
+        is_good[rows] = [value is not None for value in found]
+        notes |= dict.fromkeys(told)
+        start = rows.stop
+    return values, is_good, tuple(notes)
 
 
 def _arrow_numbers(texts: ArrowTexts) -> Cells | None:
@@ -223,20 +328,22 @@ def _only_numbers_of(texts: Sequence[str]) -> Cells | None:
         return None
     if not len(values) or np.isnan(values).any() or "_" in "".join(texts):
         return None
-    kind, values, notes = _whole_or_not(values, texts)
+    kind, values, notes = _whole_or_not(values, lambda: [texts])
     return Cells(kind, values, np.zeros(len(values), bool), notes=notes)
 
 
-def _numbers_of(present: Sequence[str], decimal_comma: bool) -> _Read:
-    numbers: list[Any] = [_number(text) for text in present]
-    if not decimal_comma:
-        return numbers, ()
-    if not any(map(_DECIMAL_COMMA.fullmatch, present)):
-        return numbers, ()
-    commas = [  # Beside 1,5 nobody can tell whether 1.000 is one or a thousand.
-        None if _POINTS.fullmatch(text) else _number(text.replace(",", ".")) for text in present
+def _numbers_of(texts: Sequence[str], has_commas: bool) -> _Read:
+    if not has_commas:
+        return [_number(text) for text in texts], ()
+    # Beside 1,5 nobody can tell whether 1.000 is one or a thousand.
+    numbers = [
+        None if _POINTS.fullmatch(text) else _number(text.replace(",", ".")) for text in texts
     ]
-    return commas, (DECIMAL_COMMAS,)
+    return numbers, (DECIMAL_COMMAS,)
+
+
+def _truth_of(texts: Sequence[str]) -> _Read:
+    return [_TRUTH.get(text.lower()) for text in texts], ()
 
 
 def _number(text: str) -> float | None:
@@ -250,18 +357,40 @@ def _number(text: str) -> float | None:
 
 
 def _whole_or_not(
-    values: np.ndarray, texts: Sequence[str]
+    values: np.ndarray, parts: Callable[[], Iterable[Sequence[str]]]
 ) -> tuple[str, np.ndarray, tuple[str, ...]]:
-    """Returns float64 ``values`` as integers where all are written as such; kind and notes too."""
+    """Returns float64 ``values`` as integers where all are written as such; kind and notes too.
+
+    Args:
+        parts: returns their texts, some at a time.
+    """
     with np.errstate(invalid="ignore"):
         is_whole = bool((values == np.floor(values)).all())
-    notes = _like_codes() if any(map(_CODE.match, texts)) else ()
+    notes = _like_codes() if any(any(map(_CODE.match, texts)) for texts in parts()) else ()
     if is_whole:
         try:
-            return INTEGER, np.array([int(text) for text in texts], np.int64), notes
+            whole = [np.array([int(text) for text in texts], np.int64) for texts in parts()]
+            return INTEGER, np.concatenate(whole), notes
         except (ValueError, OverflowError):  # 1.0, or beyond int64.
             pass
     return NUMBER, values, notes
+
+
+def _of_large_texts(column: Texts, is_text: bool) -> Cells:
+    """Returns what ``_of_values`` does of text alone."""
+    present = _Present(column.texts, column.missing)
+    if not len(present):
+        return Cells(EMPTY, column.texts, column.missing)
+    if is_text:
+        return Cells(TEXT, column.texts, column.missing)
+    sample = present.at(present.rows()[:: max(1, len(present) // _LOOKED_AT)])
+    order = order_of(present)
+    some, notes = dates_in_order(sample, order)
+    if None not in some:
+        dates, is_date, notes = _read(DATE, present, len(present), False)
+        if is_date.all():
+            return Cells(DATE, present.placed(dates), column.missing, notes=notes)
+    return Cells(TEXT, column.texts, column.missing, notes=notes if order is None else ())
 
 
 # Values of Python's own, as of JSON and of DataFrames -----------------------------------------

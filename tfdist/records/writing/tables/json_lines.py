@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfdist.errors import DataError, KeyTwiceError, read_json
+from tfdist.records.format.large_arrays import Store
 from tfdist.records.wording import listed
-from tfdist.records.writing.tables.table import Complaint, Table, Values
-from tfdist.records.writing.text_files import read_text
+from tfdist.records.writing.tables.arrow_texts import ArrowTexts, Spool, spooled
+from tfdist.records.writing.tables.table import (
+    INTEGER,
+    NUMBER,
+    Cells,
+    Complaint,
+    Table,
+    Texts,
+    Values,
+)
+from tfdist.records.writing.text_files import is_large, read_rows, read_text
 
 _MUST = "be a JSON object"
 _ONCE = "have each key once"
+# A table of more values, of which fewer than one in so many are there, is none.
+_MOST_CELLS, _LEAST_SHARE = 200_000_000, 100
 #: What makes JSON lines of one JSON array.
 AS_JSON_LINES = (
     "Save it as JSON lines: pandas.read_json(file).to_json('rows.jsonl', orient='records', "
@@ -23,65 +37,170 @@ AS_JSON_LINES = (
 )
 
 
-def read_json_lines(path: Path) -> Table:
+def read_json_lines(path: Path, *, in_file: bool = False) -> Table:
     """Returns the objects of a file as rows; a key that an object lacks is a missing value.
 
     Objects within objects are columns called by their path, "user.age".
 
+    Args:
+        in_file: whether the values of a large file may stay in one, see ``Table.store``.
+
     Raises:
         DataError: no text, or no objects.
     """
-    text, notes = read_text(path)
-    _refuse_array(path, text)
-    objects: list[Mapping[str, Any]] = []
-    lines: list[int] = []
-    bad: list[Complaint] = []
-    names: dict[str, None] = {}
-    is_nested = False
-    # Not splitlines: what Unicode calls a line's end may stand within a string.
-    for line, content in enumerate(text.split("\n"), 1):
-        if not content.strip():
-            continue
-        try:
-            found = read_json(content, keys_once=True)
-            flat, twice = _flattened(found) if isinstance(found, dict) else ({}, [])
-        except KeyTwiceError as error:
-            bad.append(Complaint(line, str(error), _ONCE))
-            continue
-        except (ValueError, RecursionError) as error:
-            bad.append(Complaint(line, f"an error ({error})", _MUST))
-            continue
-        if not isinstance(found, dict):
-            bad.append(Complaint(line, f"{content.strip():.30}", _MUST))
-            continue
-        if "\\ud" in content.lower() and not _is_utf_8(found):
-            bad.append(Complaint(line, "half a letter (a lone surrogate)", "be text of UTF-8"))
-            continue
-        is_nested |= _has_objects(found)
-        if twice:
-            bad.append(Complaint(line, f"'{twice[0]}' twice", _ONCE))
-            continue
-        objects.append(flat)
-        lines.append(line)
-        names |= dict.fromkeys(flat)
-    if not names and not bad:
+    store = None
+    if in_file and is_large(path) and importlib.util.find_spec("pyarrow") is not None:
+        store = Store()
+        blocks, notes = read_rows(path, has_quotes=False)
+    else:
+        text, notes = read_text(path)
+        blocks = iter([text])
+    spool = None if store is None else Spool(store)
+    found = _Objects(path)
+    line = 0
+    for number, text in enumerate(blocks):
+        if not number and text.lstrip().startswith("["):
+            if store is not None:
+                return read_json_lines(path)  # As a whole it may be one array.
+            _refuse_array(path, text)
+        line = found.add(text, line)
+        if spool is not None:
+            spool.add(found.as_json(), np.array(found.lines, np.int64))
+            found.rows, found.lines = [], []
+    if not found.names and not found.bad:
         raise DataError(
             f"{path} must hold a JSON object in each line",
             received="none",
             mend='Write a line for each record, such as {"x": 1.5, "label": 0}',
         )
-    if is_nested:
-        nested = [name for name in names if "." in name]
+    if found.is_nested:
+        nested = [name for name in found.names if "." in name]
         notes = (*notes, f"objects within objects are columns of their own: {listed(nested, 5)}")
+    columns: Mapping[str, Any] = {
+        name: Values([item.get(name) for item in found.rows]) for name in found.names
+    }
+    lines: Any = np.array(found.lines, np.int64)
+    if spool is not None:
+        texts, lines = spool.all()
+        columns = _JsonColumns(texts, store)
     return Table(
         kind="jsonl",
         place=str(path),
         unit="line",
-        columns={name: Values([item.get(name) for item in objects]) for name in names},
-        lines=np.array(lines, np.int64),
-        bad=tuple(bad),
+        columns=columns,
+        lines=lines,
+        bad=tuple(found.bad),
         notes=notes,
+        store=store,
     )
+
+
+class _Objects:
+    """The objects of some lines.
+
+    Attributes:
+        rows: by path, the values of each.
+        lines: where each is.
+        names: the paths of all, also of those that were added before.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self.rows: list[Mapping[str, Any]] = []
+        self.lines: list[int] = []
+        self.bad: list[Complaint] = []
+        self.names: dict[str, None] = {}
+        self.is_nested = False
+        self._num_rows = self._num_values = 0
+
+    def add(self, text: str, line: int) -> int:
+        """Adds those of a text behind so many lines, and returns how many are then over."""
+        # Not splitlines: what Unicode calls a line's end may stand within a string.
+        contents = text.removesuffix("\n").split("\n")
+        for number, content in enumerate(contents, line + 1):
+            if content.strip():
+                self._add_line(number, content)
+        self._refuse_ids()
+        return line + len(contents)
+
+    def _refuse_ids(self) -> None:
+        """Raises DataError for objects whose keys are values, which would be a column each."""
+        cells = len(self.names) * self._num_rows
+        if cells > _MOST_CELLS and self._num_values * _LEAST_SHARE < cells:
+            raise DataError(
+                f"the objects of {self._path} must have the same keys, which name columns",
+                received=f"{len(self.names):,} different ones in {self._num_rows:,} objects, of "
+                f"which each has {self._num_values / self._num_rows:.0f}",
+                mend='Write what differs as a value, {"user": "u17", "score": 1} for {"u17": 1}',
+            )
+
+    def _add_line(self, line: int, content: str) -> None:
+        try:
+            found = read_json(content, keys_once=True)
+            flat, twice = _flattened(found) if isinstance(found, dict) else ({}, [])
+        except KeyTwiceError as error:
+            self.bad.append(Complaint(line, str(error), _ONCE))
+            return
+        except (ValueError, RecursionError) as error:
+            self.bad.append(Complaint(line, f"an error ({error})", _MUST))
+            return
+        if not isinstance(found, dict):
+            self.bad.append(Complaint(line, f"{content.strip():.30}", _MUST))
+            return
+        if "\\ud" in content.lower() and not _is_utf_8(found):
+            self.bad.append(Complaint(line, "half a letter (a lone surrogate)", "be text of UTF-8"))
+            return
+        self.is_nested |= _has_objects(found)
+        if twice:
+            self.bad.append(Complaint(line, f"'{twice[0]}' twice", _ONCE))
+            return
+        self._num_rows += 1
+        self._num_values += len(flat)
+        self.rows.append(flat)
+        self.lines.append(line)
+        self.names |= dict.fromkeys(flat)
+
+    def as_json(self) -> dict[str, list[str]]:
+        """Returns the values of the rows as JSON, by path."""
+        names = dict.fromkeys(name for row in self.rows for name in row)
+        return {name: [_as_json(row.get(name)) for row in self.rows] for name in names}
+
+
+def _as_json(value: Any) -> str:
+    # Most values, in a fifth of the time.
+    if type(value) is str:
+        return encode_basestring(value)
+    return str(value) if type(value) is int else json.dumps(value)
+
+
+class _JsonColumns(Mapping):
+    """The columns of a large file, each of which is read when it is asked for."""
+
+    def __init__(self, texts: Mapping[str, ArrowTexts], store: Store):
+        self._texts, self._store = texts, store
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __getitem__(self, name: str) -> Cells | Texts | Values:
+        texts = self._texts[name]
+        numbers = texts.numbers(frozenset(("null", "nan")))
+        if numbers is not None:
+            values, missing, _ = numbers
+            if missing.any() and not any("null" in part for part in texts.parts()):
+                values = values.astype(np.float64)  # Whole numbers beside NaN are floats.
+            return Cells(INTEGER if values.dtype == np.int64 else NUMBER, values, missing)
+        first = {text[0] for part in texts.parts() for text in set(part)}
+        if not first <= {'"', "n", "N"}:  # Text, null and NaN.
+            return Values([json.loads(text) for text in texts])
+        missing = np.fromiter((text[0] != '"' for text in texts), bool, len(texts))
+        parts = (
+            [json.loads(text) if text[0] == '"' else "" for text in part] for part in texts.parts()
+        )
+        return Texts(spooled(parts, self._store), missing)
 
 
 def _refuse_array(path: Path, text: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from tfdist.errors import DataError, OptionError, spelt
+from tfdist.records.writing.tables.arrow_texts import ArrowTexts
 from tfdist.records.writing.tables.table import LISTS, NUMBER, NUMERIC, TEXT, Cells
 
 DROP, MASK = "drop", "mask"
@@ -44,13 +45,17 @@ def filled(name: str, cells: Cells, how: str | float) -> tuple[Cells, str]:
         DataError: there is nothing to take a mean or a median of.
     """
     count = f"{int(cells.missing.sum()):,} missing in column '{name}'"
-    values = cells.values.copy()
-    if cells.kind in (TEXT, LISTS):
+    if isinstance(cells.values, ArrowTexts):
+        values = cells.values.blanked(cells.missing)
+        done = "left empty"
+    elif cells.kind in (TEXT, LISTS):
+        values = cells.values.copy()
         nothing: object = "" if cells.kind == TEXT else []
         for row in np.flatnonzero(cells.missing):
             values[row] = nothing
         done = "left empty"
     else:
+        values = np.array(cells.values[:])
         present = values[~cells.missing]
         if how == MASK:
             fill: float = 0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from tfdist.errors import DataError, spelt
-from tfdist.records.format.text_and_ragged import as_classes
+from tfdist.records.format.large_arrays import LargeArray, Store, slices
+from tfdist.records.format.text_and_ragged import TextColumn
 from tfdist.records.format.whole_numbers import notes_of_float32
+from tfdist.records.writing.tables.arrow_texts import ArrowTexts
 from tfdist.records.writing.tables.table import BOOLEAN, DATE, LISTS, NUMBER, NUMERIC, TEXT, Cells
 
 FEATURES, MISSING = "features", "missing"
@@ -26,6 +29,7 @@ class Packed:
     """The arrays of the records.
 
     Attributes:
+        store: where they lie, but for the labels; None where they are held.
         numbers: the columns of "features", float64, int64 or bool [rows].
         inputs, labels: the other arrays, by the name of the feature.
         classes: by feature, the names of the numbers in it.
@@ -34,7 +38,8 @@ class Packed:
     """
 
     place: str
-    numbers: dict[str, np.ndarray] = field(default_factory=dict)
+    store: Store | None = None
+    numbers: dict[str, np.ndarray | LargeArray] = field(default_factory=dict)
     inputs: dict[str, object] = field(default_factory=dict)
     labels: dict[str, object] = field(default_factory=dict)
     classes: dict[str, Sequence[str]] = field(default_factory=dict)
@@ -48,7 +53,7 @@ class Packed:
             if cells.kind == BOOLEAN:
                 self.details[name] = "0 or 1"
             return
-        self.inputs[name] = cells.values
+        values = self.inputs[name] = cells.values
         self.columns[name] = (name,)
         if not _INPUT_NAME.fullmatch(name):
             self.notes.append(
@@ -58,18 +63,21 @@ class Packed:
         if cells.kind == DATE:
             self.details[name] = "seconds since 1970"
         elif cells.kind == LISTS:
-            self.inputs[name] = cells.values.tolist()
+            self.inputs[name] = values.tolist()
             self.details[name] = "of variable length"
         elif _is_categories(name, cells, said):
-            self.classes[name], self.inputs[name] = _numbered(cells.values)
+            self.classes[name], ids = _numbered(values)
+            self.inputs[name] = ids if self.store is None else self.store.rows([ids], np.int64)
             self.details[name] = f"{len(self.classes[name]):,} categories"
         else:
             self.details[name] = "text"
+            if isinstance(values, ArrowTexts):
+                self.inputs[name] = TextColumn(values.put_in(self.store))
 
     def add_mask(self, missing: Mapping[str, np.ndarray]) -> None:
         """Adds the input that is 1 where a column has no value, given bool [rows] by column."""
         self._refuse_taken(MISSING, f"values that are missing, which '{MISSING}' tells")
-        self.inputs[MISSING] = np.stack(list(missing.values()), axis=-1).astype(np.uint8)
+        self.inputs[MISSING] = self._side_by_side(missing.values(), np.uint8)
         self.columns[MISSING] = tuple(missing)
 
     def _refuse_taken(self, name: str, received: str) -> None:
@@ -108,26 +116,53 @@ class Packed:
             return self.inputs
         numbers = ", ".join(self.numbers)
         self._refuse_taken(FEATURES, f"numbers in {numbers}, which are '{FEATURES}' together")
-        rows = len(next(iter(self.numbers.values())))
-        features = np.empty((rows, len(self.numbers)), np.float32)
-        for place, values in enumerate(self.numbers.values()):
-            with np.errstate(over="ignore"):
-                features[:, place] = values
+        features = self._side_by_side(self.numbers.values(), np.float32)
         self.notes += notes_of_float32(self.numbers.items())
         self.columns = {FEATURES: tuple(self.numbers), **self.columns}
         return {FEATURES: features, **self.inputs}
+
+    def _side_by_side(
+        self, columns: Collection[np.ndarray | LargeArray], dtype: type
+    ) -> np.ndarray | LargeArray:
+        """Returns numbers of columns, [rows] each, as rows, [rows, columns]."""
+        rows = len(next(iter(columns)))
+
+        def block(of: slice) -> np.ndarray:
+            packed = np.empty((of.stop - of.start, len(columns)), dtype)
+            for place, values in enumerate(columns):
+                with np.errstate(over="ignore"):
+                    packed[:, place] = values[of]
+            return packed
+
+        if self.store is None:
+            return block(slice(0, rows))
+        return self.store.rows(map(block, slices(rows, len(columns))), dtype, [len(columns)])
 
 
 def _is_categories(name: str, cells: Cells, said: Mapping[str, Sequence[str]]) -> bool:
     if name in said["text"] or name in said["categories"]:
         return name in said["categories"]
-    different = len(set(cells.values.tolist()))
-    return different <= MOST_CATEGORIES and different * 2 < len(cells)
+    different: set[str] = set()
+    for part in _parts(cells.values):
+        different.update(part)
+        if len(different) > MOST_CATEGORIES:
+            return False
+    return len(different) * 2 < len(cells)
 
 
-def _numbered(values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+def _parts(values: np.ndarray | ArrowTexts) -> Iterable[list[Any]]:
+    """Returns values some at a time."""
+    return values.parts() if isinstance(values, ArrowTexts) else [values.tolist()]
+
+
+def _numbered(values: np.ndarray | ArrowTexts) -> tuple[tuple[str, ...], np.ndarray]:
     """Returns the different values, sorted, and the number of each value there, int64 [rows]."""
-    return as_classes([str(value).strip() for value in values.tolist()], _sorted)
+    different = {value for part in _parts(values) for value in set(part)}
+    classes = tuple(_sorted({str(value).strip() for value in different}))
+    number = {name: place for place, name in enumerate(classes)}
+    ids = {value: number[str(value).strip()] for value in different}
+    numbers = (ids[value] for part in _parts(values) for value in part)
+    return classes, np.fromiter(numbers, np.int64, len(values))
 
 
 def _sorted(names: Collection[str]) -> list[str]:

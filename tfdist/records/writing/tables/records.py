@@ -9,10 +9,12 @@ import numpy as np
 
 from tfdist.errors import DataError, spelt
 from tfdist.records.format.columns import Columns, from_arrays
+from tfdist.records.format.large_arrays import LargeArray, Store, chunks, slices
 from tfdist.records.format.schema import Schema
 from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.wording import left_out, listed, placed
 from tfdist.records.writing.roles import Asked, Roles, assign, mentioned, named
+from tfdist.records.writing.tables.arrow_texts import ArrowTexts, spooled
 from tfdist.records.writing.tables.dates import is_day_first
 from tfdist.records.writing.tables.delimited import UNNAMED
 from tfdist.records.writing.tables.infer import beside_decimal_commas, infer
@@ -29,6 +31,8 @@ from tfdist.records.writing.tables.table import (
     TEXT,
     Cells,
     Table,
+    Texts,
+    Values,
     Written,
     complaints_of,
     refuse,
@@ -36,6 +40,8 @@ from tfdist.records.writing.tables.table import (
 
 # What tables number their rows with, as pandas writes them.
 _INDEX_NAMES = ("", "id", "index", UNNAMED.lower(), "__index_level_0__")
+# Letters of a text, as long as texts usually are.
+_LETTERS = 64
 # Kinds that are the names of classes when a label is written so.
 _NAMES = (BOOLEAN, DATE)
 
@@ -83,19 +89,22 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
     kept, notes, counts = _kept_rows(
         table, asked, how, cells, [n for n in cells if n not in inputs]
     )
-    cells = {name: taken(column, kept) for name, column in cells.items()}
+    if kept is not None:
+        cells = {name: taken(column, kept, table.store) for name, column in cells.items()}
     notes = [*table.notes, *notes]
     notes += [f"column '{name}' has no value in any row: it is left out" for name in empty]
     for name in inputs:
         if cells[name].missing.any():
-            cells[name], note = filled(name, cells[name], how)
+            whole, note = filled(name, cells[name], how)
+            cells[name] = _stored(whole, table.store)
             notes.append(note)
     _check_label_lists(table.place, roles, cells)
-    packed = Packed(table.place)
+    packed = Packed(table.place, store=None if table.store is None else Store())
     for name in inputs:
         packed.add_input(name, cells[name], said)
     if how == MASK:
-        packed.add_mask({name: was_missing[name][kept] for name in inputs})
+        of_inputs = {name: was_missing[name] for name in inputs}
+        packed.add_mask(of_inputs if kept is None else {n: m[kept] for n, m in of_inputs.items()})
     for name in roles.labels:
         packed.add_label(name, "label" if len(roles.labels) == 1 else name, cells[name])
     weights = {} if roles.weight is None else {roles.weight: cells[roles.weight].values}
@@ -110,8 +119,11 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
             columns=packed.columns,
         )
     except DataError as error:
-        line_of = table.lines[kept]
-        raise placed(error, lambda n: f"{table.unit} {line_of[n]}", f"{table.place}: ") from None
+
+        def place(record: int) -> str:
+            return f"{table.unit} {table.line_of(record if kept is None else kept[record])}"
+
+        raise placed(error, place, f"{table.place}: ") from None
     columns = replace(columns, schema=_with_orders(columns.schema, table, cells))
     details = {
         **packed.details,
@@ -127,19 +139,23 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
     )
     if roles.client is None:
         return columns
-    owners = infer(table.columns[roles.client], is_text=True).values[kept]
-    return replace(columns, owners=objects([owner.strip() for owner in owners.tolist()]))
+    owners = infer(table.columns[roles.client], is_text=True).values
+    owners = owners if kept is None else owners[kept]
+    return replace(columns, owners=objects([owner.strip() for owner in owners]))
 
 
 def _with_orders(schema: Schema, table: Table, cells: Mapping[str, Cells]) -> Schema:
     """Returns the schema, whose dates tell how they are written where other rows may not."""
     found = []
     for feature in schema.features:
-        column = table.columns.get(feature.name)
         is_alone = feature.role == "input" and feature.columns == (feature.name,)
-        if is_alone and cells[feature.name].kind == DATE and not isinstance(column, Cells):
-            values = column.texts if isinstance(column, Written) else column.values
-            texts = {value for value in values if isinstance(value, str)}
+        column = None
+        if is_alone and cells[feature.name].kind == DATE:
+            column = table.columns[feature.name]
+        if isinstance(column, (Written, Texts)):
+            feature = replace(feature, day_first=is_day_first(column.texts))
+        elif isinstance(column, Values):
+            texts = {value for value in column.values if isinstance(value, str)}
             feature = replace(feature, day_first=is_day_first(texts))
         found.append(feature)
     return Schema(tuple(found))
@@ -157,9 +173,9 @@ def index_columns(table: Table, asked: Asked) -> list[str]:
     """Returns the columns that number the rows, of which the user says nothing."""
     said = mentioned(table.place, "column", table.names, asked)
     found = []
-    for name, column in table.columns.items():
+    for name in table.names:
         if name.lower() in _INDEX_NAMES and name not in said:
-            cells = infer(column)
+            cells = infer(table.columns[name])
             is_whole = cells.kind == INTEGER and not cells.missing.any() and not cells.bad
             if is_whole and len(np.unique(cells.values)) == len(cells):
                 found.append(name)
@@ -179,15 +195,15 @@ def cells_of(table: Table, roles: Roles, said: Mapping[str, Sequence[str]]) -> d
     words = (*said["text"], *said["categories"])
     others = [name for name in (roles.weight, roles.client) if name is not None]
     for name in dict.fromkeys((*roles.inputs, *roles.labels, *others)):
+        column = table.columns[name]
         try:
-            cells[name] = infer(table.columns[name], is_text=name in words)
+            cells[name] = found = infer(column, is_text=name in words)
         except DataError as error:
             raise DataError(
                 f"column '{name}' of {table.place}: {error.rule}",
                 received=error.received,
                 mend=error.mend,
             ) from None
-        column, found = table.columns[name], cells[name]
         if found.kind == NUMBER:
             cells[name] = found = _bad_beyond_float32(found)
         if name == roles.client and name not in roles.labels:
@@ -195,6 +211,8 @@ def cells_of(table: Table, roles: Roles, said: Mapping[str, Sequence[str]]) -> d
         elif name in roles.labels and isinstance(column, Written) and found.kind in _NAMES:
             as_written = infer(column, is_text=True)
             cells[name] = replace(as_written, missing=found.missing, bad=found.bad)
+        elif name not in (*roles.labels, *others):
+            cells[name] = _stored(found, table.store)
     numbers = {name for name in (*roles.labels, roles.weight) if name in cells}
     numbers = {name for name in numbers if cells[name].kind == NUMBER}
     cells = beside_decimal_commas(cells, table.columns)
@@ -264,8 +282,10 @@ def _kept_rows(
     how: str | float | None,
     cells: Mapping[str, Cells],
     needed: Sequence[str],
-) -> tuple[np.ndarray, list[str], dict[str, int]]:
+) -> tuple[np.ndarray | None, list[str], dict[str, int]]:
     """Returns the rows that are kept, int64 [n], and sentences and counts of the others.
+
+    Instead of all rows, None.
 
     Args:
         needed: the columns of which no value can be made up.
@@ -284,8 +304,7 @@ def _kept_rows(
         first = f"{table.place} {table.unit} {listed(map(str, lines), 20)}"
         notes.append(left_out(len(lines), "row", "as bad", [first]))
         complaints = []
-    missing = {name: column.missing & is_kept for name, column in cells.items()}
-    missing = {name: rows for name, rows in missing.items() if rows.any()}
+    missing = {n: rows for n, c in cells.items() if (rows := c.missing & is_kept).any()}
     if complaints or (how is None and missing):
         told = missing if how is None else {}
         raise refuse(table, complaints, {n: np.flatnonzero(rows) for n, rows in told.items()})
@@ -304,11 +323,37 @@ def _kept_rows(
             mend="Fill in what is missing, or leave out the columns that lack it: "
             f"{spelt('drop', 'NAME')}",
         )
-    return np.flatnonzero(is_kept), notes, counts
+    return None if is_kept.all() else np.flatnonzero(is_kept), notes, counts
 
 
-def taken(cells: Cells, rows: np.ndarray) -> Cells:
-    return replace(cells, values=cells.values[rows], missing=cells.missing[rows], bad={})
+def taken(cells: Cells, rows: np.ndarray, store: Store | None = None) -> Cells:
+    """Returns some rows of a column, int64 [n]; of one in a store those that lie there, too."""
+    values = cells.values
+    if isinstance(values, ArrowTexts):
+        values = values.taken(rows)
+    elif isinstance(values, LargeArray):
+        values = store.rows((values[some] for _, some in chunks(rows)), values.dtype)
+    else:
+        values = values[rows]
+    return replace(cells, values=values, missing=cells.missing[rows], bad={})
+
+
+def _stored(cells: Cells, store: Store | None) -> Cells:
+    """Returns the column, whose values lie in the store, unless there is none or they are lists."""
+    values = cells.values
+    if store is None or not isinstance(values, np.ndarray):
+        return cells
+    if cells.kind == TEXT:
+        # Some at a time, as one array of pyarrow has up to 2 GB.
+        values = spooled((values[rows] for rows in slices(len(values), _LETTERS)), store)
+    elif values.dtype == np.int64:
+        least, most = values.min(), values.max()
+        limits = map(np.iinfo, (np.int8, np.int16, np.int32, np.int64))
+        narrow = next(each.dtype for each in limits if each.min <= least and most <= each.max)
+        values = store.rows([values], narrow).astype(np.int64)
+    elif values.dtype != object:
+        values = store.rows([values], values.dtype)
+    return replace(cells, values=values)
 
 
 def notes_of(cells: Mapping[str, Cells]) -> Iterator[str]:

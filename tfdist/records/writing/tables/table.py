@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError, spelt
+from tfdist.records.format.large_arrays import LargeArray, Store
+from tfdist.records.writing.tables.arrow_texts import ArrowTexts
 
 INTEGER, NUMBER, BOOLEAN, DATE = "integer", "number", "boolean", "date"
 TEXT, LISTS, EMPTY = "text", "lists", "empty"
@@ -27,14 +29,14 @@ class Cells:
     Attributes:
         kind: one of those above.
         values: [rows] of int64, float64, bool, int64 seconds since 1970, text or lists; anything
-            where there is none.
+            where there is none. Those of a large table lie in a file, text as ``ArrowTexts``.
         missing: bool [rows], where there is none.
         bad: by row, what stands there that is not of the column's kind.
         notes: what a user should know of how they were read.
     """
 
     kind: str
-    values: np.ndarray
+    values: np.ndarray | LargeArray | ArrowTexts
     missing: np.ndarray
     bad: dict[int, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -56,6 +58,18 @@ class Values:
     """The values of one column as Python's own, None where there is none."""
 
     values: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The values of one column of a large table that are text, "" where there is none.
+
+    Attributes:
+        missing: bool [rows], where there is none.
+    """
+
+    texts: ArrowTexts
+    missing: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -87,19 +101,24 @@ class Table:
         lines: int64 [rows], where each row is.
         bad: rows that are not in ``columns``, as they are not whole.
         notes: what a user should know of how it was read.
+        store: what is made of it lies there, as its texts lie in a file; None where it is held.
     """
 
     kind: str
     place: str
     unit: str
-    columns: dict[str, Cells | Written | Values]
-    lines: np.ndarray
+    columns: Mapping[str, Cells | Written | Values | Texts]
+    lines: np.ndarray | LargeArray
     bad: tuple[Complaint, ...] = ()
     notes: tuple[str, ...] = ()
+    store: Store | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.columns)
+
+    def line_of(self, row: int) -> int:
+        return int(self.lines[row : row + 1][0])
 
 
 def complaints_of(table: Table, cells: Mapping[str, Cells]) -> list[Complaint]:
@@ -108,7 +127,7 @@ def complaints_of(table: Table, cells: Mapping[str, Cells]) -> list[Complaint]:
     for name, column in cells.items():
         must = f"have {WORDS.get(column.kind, column.kind)} in column '{name}'"
         found += [
-            Complaint(int(table.lines[row]), f"'{what}'", must, name)
+            Complaint(table.line_of(row), f"'{what}'", must, name)
             for row, what in column.bad.items()
         ]
     return sorted(found, key=lambda complaint: complaint.line)
@@ -136,7 +155,7 @@ def refuse(
     for name, rows in list(missing.items())[:_COMPLAINTS_SHOWN]:
         column = table.columns[name]
         nothing = f"'{column.texts[rows[0]]}'" if isinstance(column, Written) else "no value"
-        place = f"{table.unit} {table.lines[rows[0]]}, column '{name}'"
+        place = f"{table.unit} {table.line_of(rows[0])}, column '{name}'"
         more = "" if len(rows) == 1 else f" ({len(rows):,} missing in that column)"
         shown.append(f"{nothing} in {place}{more}")
     if len(missing) > _COMPLAINTS_SHOWN:

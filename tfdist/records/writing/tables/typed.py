@@ -5,14 +5,18 @@ Neither package is imported before it is needed: only who has a DataFrame has pa
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfdist.errors import DataError, package_missing
+from tfdist.records.format.large_arrays import Store
 from tfdist.records.sources.dataframes import series_of
 from tfdist.records.wording import no_record
+from tfdist.records.writing.tables.arrow_texts import spooled
 from tfdist.records.writing.tables.dates import whole_seconds
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
@@ -21,12 +25,18 @@ from tfdist.records.writing.tables.table import (
     NUMBER,
     Cells,
     Table,
+    Texts,
     Values,
 )
+from tfdist.records.writing.text_files import LARGE_BYTES
 
 
-def read_arrow(path: Path, kind: str) -> Table:
+def read_arrow(path: Path, kind: str, *, in_file: bool = False) -> Table:
     """Returns the rows of a file.
+
+    Args:
+        in_file: whether the values of a large .parquet file may stay in files, see
+            ``Table.store``.
 
     Raises:
         EngineMissingError: pyarrow is not installed.
@@ -37,20 +47,20 @@ def read_arrow(path: Path, kind: str) -> Table:
         from pyarrow import feather, ipc, parquet
     except ImportError as error:
         raise package_missing("pyarrow", f"{kind} files", "tables", error) from None
-    try:
+    with _read_by_pyarrow(path, kind):
         if kind == "parquet":
             # Not read_table, which takes a folder's names for columns.
-            found = parquet.ParquetFile(path).read()
+            file = parquet.ParquetFile(path)
+            about = file.metadata
+            groups = map(about.row_group, range(about.num_row_groups))
+            num_bytes = sum(group.total_byte_size for group in groups)
+            in_file &= max(num_bytes, about.num_rows * about.num_columns * 8) > LARGE_BYTES
+            found = file.schema_arrow.empty_table() if in_file else file.read()
         elif kind == "feather":
             found = feather.read_table(path)
         else:
             found = _read_ipc(path, pyarrow, ipc)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(
-            f"{path} must be a {kind} file that pyarrow reads",
-            received=f"an error: {error}",
-            mend="Write it again with pyarrow or pandas, or get it again if it was cut",
-        ) from None
+    in_file &= kind == "parquet"
     names = found.column_names
     if len(set(names)) != len(names):
         raise DataError(
@@ -58,13 +68,60 @@ def read_arrow(path: Path, kind: str) -> Table:
             received=", ".join(names),
             mend="Rename one of them",
         )
+    store = Store() if in_file else None
+    columns: Mapping[str, Cells | Values | Texts] = (
+        _ParquetColumns(path, file, names, store)
+        if in_file
+        else {name: _column(pyarrow, found.column(name)) for name in names}
+    )
     return Table(
         kind=kind,
         place=str(path),
         unit="row",
-        columns={name: _column(pyarrow, found.column(name)) for name in names},
-        lines=np.arange(found.num_rows, dtype=np.int64),
+        columns=columns,
+        lines=np.arange(about.num_rows if in_file else found.num_rows, dtype=np.int64),
+        store=store,
     )
+
+
+class _ParquetColumns(Mapping):
+    """The columns of a file, each of which is read when it is asked for."""
+
+    def __init__(self, path: Path, file: Any, names: Sequence[str], store: Store):
+        self._path, self._file, self._names = path, file, names
+        self._store = store
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __getitem__(self, name: str) -> Cells | Values | Texts:
+        import pyarrow
+
+        if name not in self._names:
+            raise KeyError(name)
+        with _read_by_pyarrow(self._path, "parquet"):
+            column = self._file.read(columns=[name]).column(name)
+        if pyarrow.types.is_string(column.type):
+            missing = np.asarray(column.is_null().to_numpy(), bool)
+            return Texts(spooled(column.fill_null("").chunks, self._store), missing)
+        return _column(pyarrow, column)
+
+
+@contextlib.contextmanager
+def _read_by_pyarrow(path: Path, kind: str) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(
+            f"{path} must be a {kind} file that pyarrow reads",
+            received=f"an error: {error}",
+            mend="Write it again with pyarrow or pandas, or get it again if it was cut",
+        ) from None
 
 
 # Extension types whose values are what they are stored as.
