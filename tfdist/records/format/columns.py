@@ -10,7 +10,7 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.format.encoding import Block, varint_width
-from tfdist.records.format.large_arrays import chunks, large
+from tfdist.records.format.large_arrays import LargeArray, LargeTexts, chunks, large
 from tfdist.records.format.schema import RAW_DTYPES, STRING, Feature, Schema
 from tfdist.records.format.text_and_ragged import (
     RaggedColumn,
@@ -67,6 +67,12 @@ class Columns:
     def are_images(self) -> bool:
         """Whether a feature is files of images."""
         return any(feature.is_image for feature in self.schema.features)
+
+    @property
+    def are_in_files(self) -> bool:
+        """Whether the values of a feature are read from one file when they are asked for."""
+        values = (getattr(column, "values", column) for column in self.columns.values())
+        return any(isinstance(column, (LargeArray, LargeTexts)) for column in values)
 
     def block(self, rows: np.ndarray) -> Block:
         """Returns the records of the given numbers, int64 [n], as columns."""

@@ -17,6 +17,9 @@ from tfdist.errors import DataError
 
 _CHUNK_BYTES = 16 << 20
 _VALUES_AT_ONCE = 1 << 22
+# What lies between two places that are read at once, which takes less time than to read twice; and
+# where what is read at once begins anew.
+_GAP_BYTES, _READ_BYTES = 1 << 14, 8 << 20
 # A map of less than this may be in memory as a whole.
 _SMALL_BYTES = 128 << 20
 # The system maps up to this much around each place that is read; what is mapped counts as memory.
@@ -139,9 +142,27 @@ class LargeTexts:
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
         """Returns the texts of the given numbers, int64 [n], as objects."""
         texts = np.empty(len(rows), object)
-        for place, (start, end) in enumerate(self._bounds[rows].tolist()):
-            texts[place] = os.pread(self._file.fileno(), end - start, start)
+        starts, ends = self._bounds[rows].T
+        for places in near(starts, ends):
+            first = int(starts[places[0]])
+            data = os.pread(self._file.fileno(), int(ends[places[-1]]) - first, first)
+            for place in places.tolist():
+                texts[place] = data[starts[place] - first : ends[place] - first]
         return texts
+
+
+def near(starts: np.ndarray, ends: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields which places in a file are read at once, int64 [n] in the order of the file.
+
+    Args:
+        starts, ends: where each place begins and ends, int64 [places]; they do not overlap, but
+            for those that are the same.
+    """
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], ends[order]
+    is_far = starts[1:] - ends[:-1] > _GAP_BYTES
+    is_long = np.diff(starts // _READ_BYTES) > 0
+    yield from np.split(order, np.flatnonzero(is_far | is_long) + 1) if len(order) else ()
 
 
 class _Part:
@@ -194,23 +215,30 @@ class _Part:
     def _read_file(self, rows: np.ndarray) -> np.ndarray:
         values = np.empty((len(rows), *self.array.shape[1:]), self.array.dtype)
         row_bytes = self.array.nbytes // len(self.array)
-        # Rows that follow each other are read at once.
-        first_of_run = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
-        lengths = np.diff(first_of_run, append=len(rows))
-        view = memoryview(values.reshape(-1).view(np.uint8))
-        for first, length in zip(first_of_run.tolist(), lengths.tolist(), strict=True):
-            at = self._offset + int(rows[first]) * row_bytes
-            wanted = view[first * row_bytes : (first + length) * row_bytes]
-            while wanted:
-                got = os.preadv(self._file, [wanted], at)
-                if not got:
-                    raise DataError(
-                        "the file of an array must stay as it is while it is written",
-                        received="one that has become shorter",
-                        mend="Write again when nothing else changes the file",
-                    )
-                wanted, at = wanted[got:], at + got
+        if (np.diff(rows) == 1).all() and len(rows):
+            self._read_run(int(rows[0]) * row_bytes, values)
+            return values
+        starts = rows * row_bytes
+        for places in near(starts, starts + row_bytes):
+            chosen = rows[places]
+            first, last = int(chosen[0]), int(chosen[-1])
+            run = np.empty((last - first + 1, *values.shape[1:]), values.dtype)
+            self._read_run(first * row_bytes, run)
+            values[places] = run[chosen - first]
         return values
+
+    def _read_run(self, start: int, run: np.ndarray) -> None:
+        """Reads what lies from there on in the array."""
+        wanted, at = memoryview(run.reshape(-1).view(np.uint8)), self._offset + start
+        while wanted:
+            got = os.preadv(self._file, [wanted], at)
+            if not got:
+                raise DataError(
+                    "the file of an array must stay as it is while it is written",
+                    received="one that has become shorter",
+                    mend="Write again when nothing else changes the file",
+                )
+            wanted, at = wanted[got:], at + got
 
 
 def large(values: Any) -> LargeArray | None:

@@ -41,6 +41,8 @@ from tfdist.records.writing.shard_parts import Note, write_note
 from tfdist.records.writing.shard_sizes import frame_bytes, shards_for
 from tfdist.records.writing.unfinished import Unfinished
 
+_BYTES_AT_ONCE = 64 << 20
+
 
 def write_columns(
     columns: Columns, out: Path, options: WriteOptions, run: Unfinished | None
@@ -279,6 +281,9 @@ class _Writer:
         self._folder, self._columns, self._compression = folder, columns, compression
         self._widths = columns.varint_widths()
         self._class_ids = columns.class_ids()
+        self._records_at_once = 1
+        if columns.are_in_files:  # Where of many records some lie near each other.
+            self._records_at_once = int(_BYTES_AT_ONCE // max(1, frame_bytes(columns)))
         self._of_thread = threading.local()
 
     def __call__(self, shard: _Shard, progress: Callable[[int], None]) -> ShardInfo:
@@ -286,11 +291,15 @@ class _Writer:
         if not hasattr(self._of_thread, "framer"):
             self._of_thread.framer = make_framer(self._columns.schema, self._widths)
         framer = self._of_thread.framer
+        step, at_once = framer.block_records, max(framer.block_records, self._records_at_once)
         with ShardFile(self._folder / shard.file, self._compression) as file:
-            for start in range(0, len(shard.rows), framer.block_records):
-                block_rows = shard.rows[start : start + framer.block_records]
-                file.write(framer.frame(self._columns.block(block_rows)))
-                progress(len(block_rows))
+            for start in range(0, len(shard.rows), at_once):
+                rows = shard.rows[start : start + at_once]
+                block = self._columns.block(rows)
+                for first in range(0, len(rows), step):
+                    some = {name: values[first : first + step] for name, values in block.items()}
+                    file.write(framer.frame(some))
+                    progress(len(rows[first : first + step]))
         ids = self._class_ids if shard.client is not None else None
         return ShardInfo(
             file=shard.file,

@@ -15,6 +15,7 @@ import numpy as np
 from tfdist.records.format.large_arrays import LargeArray, LargeTexts, Store
 
 _BLOCK_BYTES = 1 << 24
+_FIRST_ROWS = 1000
 
 
 class ArrowTexts(Sequence[str]):
@@ -111,9 +112,13 @@ class ArrowTexts(Sequence[str]):
         has_code, is_whole, has_points, start = False, True, False, 0
         for texts in self.arrays():
             rows = slice(start, start + len(texts))
-            present = _present(texts, missing)
-            found = _cast(present, pyarrow.int64()) if values.dtype == np.int64 else None
-            if found is None or _any_like(present, "[xX]"):  # As float64, 0x1F is no number.
+            present, found = _present(texts, missing), None
+            if _cast(present[:_FIRST_ROWS], pyarrow.float64()) is None:
+                return None  # Of all rows it takes long to say so.
+            points = _any_like(present, "[.eEn]")
+            if values.dtype == np.int64 and not points and not _any_like(present, "[xX]"):
+                found = _cast(present, pyarrow.int64())  # For which 0x1F is a number.
+            if found is None:
                 found = _cast(present, pyarrow.float64())
                 there = None if found is None else np.asarray(found.drop_null())
                 if there is None or np.isnan(there).any():
@@ -122,7 +127,7 @@ class ArrowTexts(Sequence[str]):
                     values = values.astype(np.float64) if start else np.zeros(len(self))
                 with np.errstate(invalid="ignore"):
                     is_whole &= bool((there == np.floor(there)).all())
-                has_points |= is_whole and _any_like(present, "[.eEn]")
+                has_points |= is_whole and points
             values[rows] = np.asarray(found.fill_null(0))
             if present.null_count:
                 gone[rows] = np.asarray(present.is_null())
