@@ -105,7 +105,7 @@ class _Load:
             check=False,
         )
         if done.returncode:
-            raise RuntimeError(done.stderr[-2000:])
+            raise RuntimeError(done.stderr[-2000:] + server.log()[-4000:])
         found = json.loads(done.stdout.splitlines()[-1])
         asked = found["latencies"]
         return _Asked(asked, len(asked) / found["seconds"], found["cpu_s"] / len(asked))
@@ -135,9 +135,12 @@ class _Server:
             with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=60) as found:
                 found.read()
                 return
-            assert self._process.poll() is None, self._log.read_text()
-            assert time.monotonic() < deadline, self._log.read_text()
+            assert self._process.poll() is None, self.log()
+            assert time.monotonic() < deadline, self.log()
             time.sleep(0.2)
+
+    def log(self) -> str:
+        return self._log.read_text()
 
     def processes(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
