@@ -95,7 +95,7 @@ def write_table(rows: int, folder: str) -> float:
     with path.open("w") as file:
         file.write(",".join([*(f"x{n}" for n in range(16)), "city", "note", "when", "y"]) + "\n")
         for row in range(rows):
-            when = f"2024-0{row % 9 + 1}-1{row % 10} 12:{row % 60:02d}:00"
+            when = f"20{row % 90 + 10}-0{row % 9 + 1}-1{row % 10} {row % 23:02d}:{row % 59:02d}:00"
             file.write(f"{numbers[row % 2000]},city{row % 50},note {row},{when},{row % 3}\n")
     _forget_peak()
     write_shards(path, out, split="train=1")

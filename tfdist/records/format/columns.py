@@ -332,7 +332,7 @@ def _plain(
         return array.astype(np.float32)
     if role == "label" and is_scalar and array.dtype.kind in "biu":
         _check_int64(name, array)
-        return array.astype(np.int64, copy=False)
+        return array.astype(np.int64, copy=isinstance(array, np.memmap))
     if role == "label" and array.dtype == np.float64:
         return array.astype(np.float32)
     return array

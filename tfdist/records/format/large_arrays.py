@@ -91,7 +91,7 @@ class Store:
         return place
 
     def get(self, place: int, num_bytes: int) -> bytes:
-        return os.pread(self._file.fileno(), num_bytes, place)
+        return _read(self._file.fileno(), place, num_bytes)
 
     def rows(
         self, blocks: Iterable[np.ndarray], dtype: Any, shape: Sequence[int] = ()
@@ -145,10 +145,17 @@ class LargeTexts:
         starts, ends = self._bounds[rows].T
         for places in near(starts, ends):
             first = int(starts[places[0]])
-            data = os.pread(self._file.fileno(), int(ends[places[-1]]) - first, first)
+            data = _read(self._file.fileno(), first, int(ends[places[-1]]) - first)
             for place in places.tolist():
                 texts[place] = data[starts[place] - first : ends[place] - first]
         return texts
+
+
+def _read(file: int, start: int, num_bytes: int) -> bytes:
+    parts = [os.pread(file, num_bytes, start)]
+    while parts[-1] and (left := num_bytes - sum(map(len, parts))):  # Of more than 2 GB.
+        parts.append(os.pread(file, left, start + num_bytes - left))
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def near(starts: np.ndarray, ends: np.ndarray) -> Iterator[np.ndarray]:

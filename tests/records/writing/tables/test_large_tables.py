@@ -85,6 +85,7 @@ CASES = {
     "numbers": (made("a,b,y", number, str, number), {}),
     "whole numbers and codes": (made("a,zip,y", str, lambda n: f"{n:05d}", label), {}),
     "a point in the last rows": (made("a,y", lambda n: str(n) if n < 230 else "1.0", label), {}),
+    "zeros below nothing": (made("a,y", lambda n: "-0" if n < 200 else f"{n}.5", label), {}),
     "beyond int64": (made("a,y", lambda n: str(10**20 + n), label), {}),
     "categories and text": (
         made("a,b,c,y", number, word, quoted, label),
@@ -231,6 +232,9 @@ def test_parquet(tmp_path, as_large):
         "b": list(range(100)),
         "t": [None if n == 3 else f"text {n}" for n in range(100)],
         "c": [word(n) for n in range(100)],
+        "big": pyarrow.array([name(n) for n in range(100)], pyarrow.large_string()),
+        "kind": pyarrow.array([word(n) for n in range(100)]).dictionary_encode(),
+        "none": pyarrow.array([None] * 100, pyarrow.string()),
         "when": pyarrow.array(range(100), pyarrow.timestamp("s")),
         "ok": [n % 2 == 0 for n in range(100)],
         "many": [[n, n + 1] for n in range(100)],
@@ -238,7 +242,13 @@ def test_parquet(tmp_path, as_large):
     }
     path = tmp_path / "t.parquet"
     parquet.write_table(pyarrow.table(columns), path, row_group_size=30)
-    for options in ({"missing": "mask"}, {"missing": "drop"}, {}):
+    for options in (
+        {"missing": "mask"},
+        {"missing": "drop"},
+        {},
+        {"missing": "mask", "text": "none,a,b,t"},
+        {"missing": "mask", "client": "c"},
+    ):
         held = found_in(path, options)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(typed, "LARGE_BYTES", -1)
@@ -264,17 +274,26 @@ JSON = {
     },
     "others": {
         "yes": lambda n: n % 3 == 0,
+        "gaps": lambda n: [True, None, float("nan"), False][n % 4],
+        "large": lambda n: 2**63 + n,
         "many": lambda n: [n] * (n % 3 + 1),
         "mixed": lambda n: str(n) if n % 2 else n,
         "none": lambda n: None,
         "of": lambda n: {"age": n, "name": name(n)},
+    },
+    "beside floats": {
+        "a": lambda n: n if n % 3 else n + 0.5,
+        "b": lambda n: n if n % 3 else float("nan"),
+        "c": lambda n: [float("inf"), n, None, -0.0][n % 4],
+        "d": lambda n: [1e22, 2**60 + n][n % 2],
     },
 }
 
 
 @pytest.mark.parametrize("case", JSON)
 @pytest.mark.parametrize("missing", [None, "mask", "drop"])
-def test_json_lines(tmp_path, as_large, case, missing):
+@pytest.mark.parametrize("text", [False, True])
+def test_json_lines(tmp_path, as_large, case, missing, text):
     lines = []
     for row in range(120):
         values = {key: value(row) for key, value in JSON[case].items()} | {
@@ -288,6 +307,7 @@ def test_json_lines(tmp_path, as_large, case, missing):
     for wrong in ([], ["[1]", '{"a": 1, "a": 2}', "{"]):
         path.write_text("\n".join([*lines, *wrong]), encoding="utf-8")
         options = {"missing": missing, "label": "y", "skip_bad": missing is not None}
+        options |= {"text": [key for key in JSON[case] if key != "of"]} if text else {}
         held = found_in(path, options)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(text_files, "LARGE_BYTES", -1)
@@ -297,6 +317,7 @@ def test_json_lines(tmp_path, as_large, case, missing):
 
 
 def test_objects_whose_keys_are_ids(tmp_path, as_large, monkeypatch):
+    monkeypatch.setattr(json_lines, "_MOST_NAMES", 100)
     monkeypatch.setattr(json_lines, "_MOST_CELLS", 10_000)
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps({f"u{row}": 1, "y": 0}) + "\n" for row in range(250)))

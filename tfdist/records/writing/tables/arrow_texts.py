@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,8 +116,9 @@ class ArrowTexts(Sequence[str]):
             if _cast(present[:_FIRST_ROWS], pyarrow.float64()) is None:
                 return None  # Of all rows it takes long to say so.
             points = _any_like(present, "[.eEn]")
-            if values.dtype == np.int64 and not points and not _any_like(present, "[xX]"):
-                found = _cast(present, pyarrow.int64())  # For which 0x1F is a number.
+            # As int64, 0x1F is a number, and -0 loses its sign.
+            if values.dtype == np.int64 and not points and not _any_like(present, "[xX]|^-0+$"):
+                found = _cast(present, pyarrow.int64())
             if found is None:
                 found = _cast(present, pyarrow.float64())
                 there = None if found is None else np.asarray(found.drop_null())
@@ -186,15 +187,15 @@ class Spool:
         self._lines: list[LargeArray] = []
         self._columns: dict[str, _Blocks] = {}
 
-    def add(self, columns: Mapping[str, Sequence[str]], lines: np.ndarray) -> None:
-        """Adds some rows, and the lines that they are in, int64 [rows].
+    def add(self, columns: Iterable[tuple[str, Sequence[str]]], lines: np.ndarray) -> None:
+        """Adds some rows, by column, and the lines that they are in, int64 [rows].
 
         In rows that come without a column, each of its texts is "null".
         """
         if len(lines):
             self._lengths.append(len(lines))
             self._lines.append(self._store.rows([lines], np.int64))
-        for name, texts in columns.items():
+        for name, texts in columns:
             blocks = self._columns.setdefault(name, _Blocks(self._store, self._lengths))
             if len(lines):
                 blocks.put(texts)

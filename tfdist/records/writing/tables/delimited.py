@@ -90,7 +90,7 @@ def _read(
                     received=f"{len(text):,} letters without one",
                     mend="Save it with such line ends",
                 )
-            spool.add(dict(zip(header, rows.columns, strict=True)), rows.lines)
+            spool.add(zip(header, rows.columns, strict=True), rows.lines)
         bad += rows.bad
         decimal_comma |= separator not in ",;" and _has_commas(text, separator)
     columns, lines = dict(zip(header, rows.columns, strict=True)), rows.lines

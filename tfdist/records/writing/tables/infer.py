@@ -100,6 +100,8 @@ def infer(column: Cells | Written | Values | Texts, *, is_text: bool = False) ->
     if isinstance(column, Texts):
         return _of_large_texts(column, is_text)
     cells = _of_values(column.values, is_text) if isinstance(column, Values) else column
+    if is_text and cells.texts is not None:
+        return Cells(TEXT, cells.texts.blanked(cells.missing), cells.missing)
     if is_text and cells.kind != TEXT:
         return _as_text(cells.values.tolist(), cells.missing)
     return cells
@@ -379,10 +381,10 @@ def _whole_or_not(
 def _of_large_texts(column: Texts, is_text: bool) -> Cells:
     """Returns what ``_of_values`` does of text alone."""
     present = _Present(column.texts, column.missing)
-    if not len(present):
-        return Cells(EMPTY, column.texts, column.missing)
     if is_text:
         return Cells(TEXT, column.texts, column.missing)
+    if not len(present):
+        return Cells(EMPTY, column.texts, column.missing)
     sample = present.at(present.rows()[:: max(1, len(present) // _LOOKED_AT)])
     order = order_of(present)
     some, notes = dates_in_order(sample, order)

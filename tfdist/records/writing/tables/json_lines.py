@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from collections.abc import Iterator, Mapping
 from json.encoder import encode_basestring
 from pathlib import Path
@@ -16,6 +17,7 @@ from tfdist.records.format.large_arrays import Store
 from tfdist.records.wording import listed
 from tfdist.records.writing.tables.arrow_texts import ArrowTexts, Spool, spooled
 from tfdist.records.writing.tables.table import (
+    BOOLEAN,
     INTEGER,
     NUMBER,
     Cells,
@@ -28,8 +30,8 @@ from tfdist.records.writing.text_files import is_large, read_rows, read_text
 
 _MUST = "be a JSON object"
 _ONCE = "have each key once"
-# A table of more values, of which fewer than one in so many are there, is none.
-_MOST_CELLS, _LEAST_SHARE = 200_000_000, 100
+# A table of more columns and values, of which fewer than one in so many are there, is none.
+_MOST_NAMES, _MOST_CELLS, _LEAST_SHARE = 10_000, 200_000_000, 100
 #: What makes JSON lines of one JSON array.
 AS_JSON_LINES = (
     "Save it as JSON lines: pandas.read_json(file).to_json('rows.jsonl', orient='records', "
@@ -58,8 +60,8 @@ def read_json_lines(path: Path, *, in_file: bool = False) -> Table:
     spool = None if store is None else Spool(store)
     found = _Objects(path)
     line = 0
-    for number, text in enumerate(blocks):
-        if not number and text.lstrip().startswith("["):
+    for text in blocks:
+        if found.is_new and text.lstrip().startswith("["):
             if store is not None:
                 return read_json_lines(path)  # As a whole it may be one array.
             _refuse_array(path, text)
@@ -113,6 +115,11 @@ class _Objects:
         self.is_nested = False
         self._num_rows = self._num_values = 0
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no line has been anything yet."""
+        return not self._num_rows and not self.bad
+
     def add(self, text: str, line: int) -> int:
         """Adds those of a text behind so many lines, and returns how many are then over."""
         # Not splitlines: what Unicode calls a line's end may stand within a string.
@@ -126,7 +133,8 @@ class _Objects:
     def _refuse_ids(self) -> None:
         """Raises DataError for objects whose keys are values, which would be a column each."""
         cells = len(self.names) * self._num_rows
-        if cells > _MOST_CELLS and self._num_values * _LEAST_SHARE < cells:
+        is_wide = len(self.names) > _MOST_NAMES
+        if is_wide and cells > _MOST_CELLS and self._num_values * _LEAST_SHARE < cells:
             raise DataError(
                 f"the objects of {self._path} must have the same keys, which name columns",
                 received=f"{len(self.names):,} different ones in {self._num_rows:,} objects, of "
@@ -160,17 +168,20 @@ class _Objects:
         self.lines.append(line)
         self.names |= dict.fromkeys(flat)
 
-    def as_json(self) -> dict[str, list[str]]:
-        """Returns the values of the rows as JSON, by path."""
-        names = dict.fromkeys(name for row in self.rows for name in row)
-        return {name: [_as_json(row.get(name)) for row in self.rows] for name in names}
+    def as_json(self) -> Iterator[tuple[str, list[str]]]:
+        """Yields the paths of the rows, and the values of each as JSON."""
+        for name in dict.fromkeys(name for row in self.rows for name in row):
+            yield name, [_as_json(row.get(name)) for row in self.rows]
 
 
 def _as_json(value: Any) -> str:
     # Most values, in a fifth of the time.
     if type(value) is str:
         return encode_basestring(value)
-    return str(value) if type(value) is int else json.dumps(value)
+    if value is None:
+        return "null"
+    is_number = type(value) is int or (type(value) is float and math.isfinite(value))
+    return repr(value) if is_number else json.dumps(value)
 
 
 class _JsonColumns(Mapping):
@@ -178,6 +189,7 @@ class _JsonColumns(Mapping):
 
     def __init__(self, texts: Mapping[str, ArrowTexts], store: Store):
         self._texts, self._store = texts, store
+        self._found: dict[str, Texts] = {}
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -186,21 +198,31 @@ class _JsonColumns(Mapping):
         return iter(self._texts)
 
     def __getitem__(self, name: str) -> Cells | Texts | Values:
+        if name in self._found:
+            return self._found[name]
         texts = self._texts[name]
         numbers = texts.numbers(frozenset(("null", "nan")))
         if numbers is not None:
             values, missing, _ = numbers
             if missing.any() and not any("null" in part for part in texts.parts()):
                 values = values.astype(np.float64)  # Whole numbers beside NaN are floats.
-            return Cells(INTEGER if values.dtype == np.int64 else NUMBER, values, missing)
+            if np.isinf(values).any():  # As Python writes it.
+                parts = ([t.replace("Infinity", "inf") for t in part] for part in texts.parts())
+                texts = spooled(parts, self._store)
+            kind = INTEGER if values.dtype == np.int64 else NUMBER
+            return Cells(kind, values, missing, texts=texts)
         first = {text[0] for part in texts.parts() for text in set(part)}
+        if first <= set("tfnN") and first & set("tf"):  # Truth values, null and NaN.
+            letters = np.fromiter((text[0] for text in texts), "U1", len(texts))
+            return Cells(BOOLEAN, letters == "t", (letters == "n") | (letters == "N"))
         if not first <= {'"', "n", "N"}:  # Text, null and NaN.
             return Values([json.loads(text) for text in texts])
         missing = np.fromiter((text[0] != '"' for text in texts), bool, len(texts))
         parts = (
             [json.loads(text) if text[0] == '"' else "" for text in part] for part in texts.parts()
         )
-        return Texts(spooled(parts, self._store), missing)
+        self._found[name] = Texts(spooled(parts, self._store), missing)
+        return self._found[name]
 
 
 def _refuse_array(path: Path, text: str) -> None:

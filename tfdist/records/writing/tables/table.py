@@ -33,6 +33,7 @@ class Cells:
         missing: bool [rows], where there is none.
         bad: by row, what stands there that is not of the column's kind.
         notes: what a user should know of how they were read.
+        texts: the values as text, where they are numbers that do not tell it.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class Cells:
     missing: np.ndarray
     bad: dict[int, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    texts: ArrowTexts | None = None
 
     def __len__(self) -> int:
         return len(self.values)

@@ -90,6 +90,7 @@ class _ParquetColumns(Mapping):
     def __init__(self, path: Path, file: Any, names: Sequence[str], store: Store):
         self._path, self._file, self._names = path, file, names
         self._store = store
+        self._found: dict[str, Texts] = {}
 
     def __len__(self) -> int:
         return len(self._names)
@@ -102,12 +103,30 @@ class _ParquetColumns(Mapping):
 
         if name not in self._names:
             raise KeyError(name)
+        if name in self._found:
+            return self._found[name]
+        if not _is_text(pyarrow.types, self._file.schema_arrow.field(name).type):
+            with _read_by_pyarrow(self._path, "parquet"):
+                return _column(pyarrow, self._file.read(columns=[name]).column(name))
+        missing: list[np.ndarray] = []
+        texts = spooled(self._texts(name, missing), self._store)
+        self._found[name] = Texts(texts, np.concatenate(missing))
+        return self._found[name]
+
+    def _texts(self, name: str, missing: list[np.ndarray]) -> Iterator[Any]:
+        """Yields pyarrow's arrays of a column, and adds to ``missing`` where they have no text."""
+        import pyarrow
+
         with _read_by_pyarrow(self._path, "parquet"):
-            column = self._file.read(columns=[name]).column(name)
-        if pyarrow.types.is_string(column.type):
-            missing = np.asarray(column.is_null().to_numpy(), bool)
-            return Texts(spooled(column.fill_null("").chunks, self._store), missing)
-        return _column(pyarrow, column)
+            for batch in self._file.iter_batches(columns=[name]):
+                texts = batch.column(name).cast(pyarrow.string())
+                missing.append(np.asarray(texts.is_null()))
+                yield texts.fill_null("")
+
+
+def _is_text(types: Any, kind: Any) -> bool:
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
 @contextlib.contextmanager
