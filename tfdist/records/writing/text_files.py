@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import gzip
+import importlib.util
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,7 +54,9 @@ def _notes(path: Path, encoding: str | None) -> tuple[str, ...]:
 
 
 def is_large(path: Path) -> bool:
-    """Whether a file should be read in blocks. Raises DataError."""
+    """Whether a table should be read in blocks, for which pyarrow is needed. Raises DataError."""
+    if importlib.util.find_spec("pyarrow") is None:
+        return False
     with _readable(path):
         return path.stat().st_size * (_USUAL_RATIO if _is_packed(path) else 1) > LARGE_BYTES
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import importlib.util
 import io
 import itertools
 import re
@@ -51,7 +50,7 @@ def read_delimited(path: Path, kind: str, *, in_file: bool = False) -> Table:
         DataError: no table, a header that does not name each column once, or no rows.
     """
     with _long_values():
-        if in_file and is_large(path) and importlib.util.find_spec("pyarrow") is not None:
+        if in_file and is_large(path):
             # Beside quotes within a text, nobody can tell from a block where a row ends.
             with contextlib.suppress(_UnreadError):
                 return _read(path, kind, *read_rows(path, has_quotes=True), in_file=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from tfdist.records.writing.tables.table import (
     INTEGER,
     NUMBER,
     Cells,
+    ColumnsInFile,
     Complaint,
     Table,
     Texts,
@@ -51,7 +51,7 @@ def read_json_lines(path: Path, *, in_file: bool = False) -> Table:
         DataError: no text, or no objects.
     """
     store = None
-    if in_file and is_large(path) and importlib.util.find_spec("pyarrow") is not None:
+    if in_file and is_large(path):
         store = Store()
         blocks, notes = read_rows(path, has_quotes=False)
     else:
@@ -84,7 +84,7 @@ def read_json_lines(path: Path, *, in_file: bool = False) -> Table:
     lines: Any = np.array(found.lines, np.int64)
     if spool is not None:
         texts, lines = spool.all()
-        columns = _JsonColumns(texts, store)
+        columns = ColumnsInFile(texts, lambda name: _column_of(texts[name], store))
     return Table(
         kind="jsonl",
         place=str(path),
@@ -184,51 +184,31 @@ def _as_json(value: Any) -> str:
     return repr(value) if is_number else json.dumps(value)
 
 
-class _JsonColumns(Mapping):
-    """The columns of a large file, each of which is read when it is asked for."""
-
-    def __init__(self, texts: Mapping[str, ArrowTexts], store: Store):
-        self._texts, self._store = texts, store
-        self._found: dict[str, Texts] = {}
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._texts)
-
-    def __getitem__(self, name: str) -> Cells | Texts | Values:
-        if name in self._found:
-            return self._found[name]
-        texts = self._texts[name]
-        numbers = texts.numbers(frozenset(("null", "nan")))
-        if numbers is not None:
-            values, missing, _ = numbers
-            if missing.any() and not any("null" in part for part in texts.parts()):
-                values = values.astype(np.float64)  # Whole numbers beside NaN are floats.
-            if np.isinf(values).any():  # As Python writes it.
-                parts = ([t.replace("Infinity", "inf") for t in part] for part in texts.parts())
-                texts = spooled(parts, self._store)
-            kind = INTEGER if values.dtype == np.int64 else NUMBER
-            return Cells(kind, values, missing, texts=texts)
-        first = {text[0] for part in texts.parts() for text in set(part)}
-        if first <= set("tfnN") and first & set("tf"):  # Truth values, null and NaN.
-            letters = np.fromiter((text[0] for text in texts), "U1", len(texts))
-            return Cells(BOOLEAN, letters == "t", (letters == "n") | (letters == "N"))
-        if not first <= {'"', "n", "N"}:  # Text, null and NaN.
-            return Values([json.loads(text) for text in texts])
-        missing = np.fromiter((text[0] != '"' for text in texts), bool, len(texts))
-        parts = (
-            [json.loads(text) if text[0] == '"' else "" for text in part] for part in texts.parts()
-        )
-        self._found[name] = Texts(spooled(parts, self._store), missing)
-        return self._found[name]
+def _column_of(texts: ArrowTexts, store: Store) -> Cells | Texts | Values:
+    """Returns the values that are written as JSON."""
+    numbers = texts.numbers(frozenset(("null", "nan")))
+    if numbers is not None:
+        values, missing, _ = numbers
+        if missing.any() and not any("null" in part for part in texts.parts()):
+            values = values.astype(np.float64)  # Whole numbers beside NaN are floats.
+        if np.isinf(values).any():  # As Python writes it.
+            parts = ([t.replace("Infinity", "inf") for t in part] for part in texts.parts())
+            texts = spooled(parts, store)
+        kind = INTEGER if values.dtype == np.int64 else NUMBER
+        return Cells(kind, values, missing, texts=texts)
+    first = {text[0] for part in texts.parts() for text in set(part)}
+    if first <= set("tfnN") and first & set("tf"):  # Truth values, null and NaN.
+        letters = np.fromiter((text[0] for text in texts), "U1", len(texts))
+        return Cells(BOOLEAN, letters == "t", (letters == "n") | (letters == "N"))
+    if not first <= {'"', "n", "N"}:  # Text, null and NaN.
+        return Values([json.loads(text) for text in texts])
+    missing = np.fromiter((text[0] != '"' for text in texts), bool, len(texts))
+    parts = ([json.loads(t) if t[0] == '"' else "" for t in part] for part in texts.parts())
+    return Texts(spooled(parts, store), missing)
 
 
 def _refuse_array(path: Path, text: str) -> None:
     """Raises DataError for one JSON array of objects, as programs save whole tables."""
-    if not text.lstrip().startswith("["):
-        return
     try:
         found = read_json(text)
     except ValueError:

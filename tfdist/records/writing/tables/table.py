@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,34 @@ class Texts:
 
     texts: ArrowTexts
     missing: np.ndarray
+
+
+class ColumnsInFile(Mapping):
+    """The columns of a large file, each of which is read when it is asked for.
+
+    Args:
+        read: returns the column of a name; what it writes to a file, texts, is kept.
+    """
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], Cells | Values | Texts]):
+        self._names, self._read = dict.fromkeys(names), read
+        self._found: dict[str, Texts] = {}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __getitem__(self, name: str) -> Cells | Values | Texts:
+        if name not in self._names:
+            raise KeyError(name)
+        if name in self._found:
+            return self._found[name]
+        column = self._read(name)
+        if isinstance(column, Texts):
+            self._found[name] = column
+        return column
 
 
 @dataclass(frozen=True)

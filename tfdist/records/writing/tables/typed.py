@@ -6,7 +6,7 @@ Neither package is imported before it is needed: only who has a DataFrame has pa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tfdist.records.writing.tables.table import (
     INTEGER,
     NUMBER,
     Cells,
+    ColumnsInFile,
     Table,
     Texts,
     Values,
@@ -70,7 +71,7 @@ def read_arrow(path: Path, kind: str, *, in_file: bool = False) -> Table:
         )
     store = Store() if in_file else None
     columns: Mapping[str, Cells | Values | Texts] = (
-        _ParquetColumns(path, file, names, store)
+        ColumnsInFile(names, lambda name: _column_of_parquet(path, file, name, store))
         if in_file
         else {name: _column(pyarrow, found.column(name)) for name in names}
     )
@@ -84,44 +85,22 @@ def read_arrow(path: Path, kind: str, *, in_file: bool = False) -> Table:
     )
 
 
-class _ParquetColumns(Mapping):
-    """The columns of a file, each of which is read when it is asked for."""
+def _column_of_parquet(path: Path, file: Any, name: str, store: Store) -> Cells | Values | Texts:
+    import pyarrow
 
-    def __init__(self, path: Path, file: Any, names: Sequence[str], store: Store):
-        self._path, self._file, self._names = path, file, names
-        self._store = store
-        self._found: dict[str, Texts] = {}
+    if not _is_text(pyarrow.types, file.schema_arrow.field(name).type):
+        with _read_by_pyarrow(path, "parquet"):
+            return _column(pyarrow, file.read(columns=[name]).column(name))
+    missing: list[np.ndarray] = []
 
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __getitem__(self, name: str) -> Cells | Values | Texts:
-        import pyarrow
-
-        if name not in self._names:
-            raise KeyError(name)
-        if name in self._found:
-            return self._found[name]
-        if not _is_text(pyarrow.types, self._file.schema_arrow.field(name).type):
-            with _read_by_pyarrow(self._path, "parquet"):
-                return _column(pyarrow, self._file.read(columns=[name]).column(name))
-        missing: list[np.ndarray] = []
-        texts = spooled(self._texts(name, missing), self._store)
-        self._found[name] = Texts(texts, np.concatenate(missing))
-        return self._found[name]
-
-    def _texts(self, name: str, missing: list[np.ndarray]) -> Iterator[Any]:
-        """Yields pyarrow's arrays of a column, and adds to ``missing`` where they have no text."""
-        import pyarrow
-
-        with _read_by_pyarrow(self._path, "parquet"):
-            for batch in self._file.iter_batches(columns=[name]):
+    def parts() -> Iterator[Any]:
+        with _read_by_pyarrow(path, "parquet"):
+            for batch in file.iter_batches(columns=[name]):
                 texts = batch.column(name).cast(pyarrow.string())
                 missing.append(np.asarray(texts.is_null()))
                 yield texts.fill_null("")
+
+    return Texts(spooled(parts(), store), np.concatenate(missing))
 
 
 def _is_text(types: Any, kind: Any) -> bool:
