@@ -165,4 +165,4 @@ def _peak_mb() -> float:
 
 
 if __name__ == "__main__":
-    apart.answer((write, read, open_large))
+    apart.answer((write, write_table, read, open_large))
