@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from typing import Any
 
 # Characters of each of the three parts of a message.
@@ -207,3 +208,8 @@ def spelt(option: str, value: object = None, *, flag: str | None = None) -> str:
         return f"{option}=" if value is None else f"{option}={value!r}"
     name = f"--{'no-' * (value is False)}{option.replace('_', '-')}"
     return flag or (name if value is None or isinstance(value, bool) else f"{name} {value}")
+
+
+def notice(text: str) -> None:
+    """Tells the user on standard error what he should know, though nothing fails."""
+    print(f"tfdist: {text}", file=sys.stderr, flush=True)

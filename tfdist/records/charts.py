@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfdist.errors import OptionError, package_missing
+from tfdist.errors import OptionError, cannot_write, package_missing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,7 +32,7 @@ def figure(width: float, height: float) -> Figure:
 def checked(path: str | os.PathLike) -> Path:
     """Returns the path of a chart. Raises OptionError when it cannot be one."""
     target = Path(path)
-    if target.suffix != ".png" or not target.parent.is_dir():
+    if target.suffix != ".png" or not target.parent.is_dir() or target.is_dir():
         raise OptionError(
             "a chart must be written to a .png file in a folder that exists",
             received=str(target),
@@ -41,7 +42,13 @@ def checked(path: str | os.PathLike) -> Path:
 
 
 def save(drawn: Figure, target: Path) -> None:
-    """Writes a figure whole, or not at all."""
+    """Writes a figure whole, or not at all. Raises WriteError where it cannot be written."""
     partial = target.with_name(f".{target.name}.partial")
-    drawn.savefig(partial, dpi=100, format="png")
-    os.replace(partial, target)
+    try:
+        drawn.savefig(partial, dpi=100, format="png")
+        os.replace(partial, target)
+    except OSError as error:
+        raise cannot_write(target, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)

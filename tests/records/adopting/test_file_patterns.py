@@ -103,3 +103,5 @@ def test_nothing_to_adopt(tmp_path):
         find_files(tmp_path)
     with pytest.raises(DataError, match="where there is none"):
         find_files(f"{tmp_path}/*.tfrecord")
+    with pytest.raises(DataError, match="found an empty list"):
+        find_files([])

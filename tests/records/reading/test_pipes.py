@@ -6,13 +6,14 @@ import contextlib
 import os
 import shutil
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfdist.errors import CorruptShardError, DataError, TfdistError
-from tfdist.records import explain_read_error, load_manifest, open_records, write
+from tfdist.records import adopt, explain_read_error, load_manifest, open_records, write
 from tfdist.records.reading import pipes
 from tfdist.records.reading.stored import Stored
 
@@ -143,6 +144,18 @@ def test_what_is_not_as_it_was_written_is_named(folder, agent, fault):
 def test_damage_is_named_when_a_part_is_loaded(folder, agent):
     with pytest.raises(CorruptShardError, match="the stream ends"):
         labels(open_records(agent(shard_bytes(folder)[:-1])))
+
+
+def test_files_of_others_come_in_the_order_of_their_names(tmp_path, folder, agent):
+    files = tmp_path / "files"
+    files.mkdir()
+    names = [f"part-{number}.tfrecord" for number in (1, 2, 10, 11)]
+    for name, info in zip(names, load_manifest(folder).splits["train"].shards, strict=True):
+        shutil.copy(folder / info.file, files / name)
+    assert [info.file for info in adopt(files).splits["train"].shards] == names
+    data = b"".join((files / name).read_bytes() for name in sorted(names))
+    records = open_records(replace(agent(data), manifest=files), cache=False)
+    assert sorted(labels(records)) == list(range(NUM))
 
 
 def test_shards_in_another_order_are_refused(folder, agent):

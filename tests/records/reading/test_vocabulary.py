@@ -74,6 +74,8 @@ def test_in_map_fn(folder):
         (np.array(TEXTS), {"feature": "x"}, OptionError, "'x' of one input"),
         ({"a": np.array(TEXTS), "b": np.array(TEXTS)}, {}, OptionError, "None of a, b"),
         ({"a": np.array(TEXTS), "b": np.zeros(4)}, {"feature": "b"}, OptionError, "'b' of a"),
+        ((np.array(TEXTS), np.zeros(4)), {}, DataError, "must be one, or a dict of them by name"),
+        ({"a": {"b": np.array(TEXTS)}}, {}, DataError, "several in a tuple, or within each other"),
         (np.array(TEXTS), {"max_token": 5}, OptionError, "found max_token. Choose from max_tokens"),
     ],
 )

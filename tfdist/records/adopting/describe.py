@@ -163,6 +163,9 @@ def _image(name: str, found: Found, missing: int, told: Told | None) -> Describe
             f"{turned:,} images of '{name}' say in EXIF that they are to be turned: they are read "
             "upright"
         )
+    cut = 0 if deep else sum(number for head, number in heads.items() if head.bits == 16)
+    if cut:
+        notes.append(f"{cut:,} images of '{name}' have 16 bits, of which the upper 8 are read")
     problem = None
     if found.in_list or found.most > 1:
         problem = "several images in a record"

@@ -46,6 +46,12 @@ def find_files(source: str | os.PathLike | Sequence[str | os.PathLike]) -> Files
         DataError: there are none.
     """
     given = [source] if isinstance(source, str | os.PathLike) else list(source)
+    if not given:
+        raise DataError(
+            "TFRecord files must be given as a folder, a file, or a pattern of files",
+            received="an empty list",
+            mend="Name one at least, or give the pattern itself",
+        )
     if len(given) == 1 and Path(given[0]).is_dir():
         return _of_folder(Path(given[0]))
     paths: dict[Path, None] = {}

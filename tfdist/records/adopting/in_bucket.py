@@ -33,7 +33,8 @@ def in_a_bucket_too(adopt: _Adopt) -> _Adopt:
             raise DataError(
                 "files in a bucket must be adopted as one folder, with the manifest in it",
                 received=", ".join(map(str, given)) + (f", and {out}" if out is not None else ""),
-                mend="Name the folder alone",
+                mend="Name the folder alone; to have the manifest elsewhere, copy the files here "
+                "first, or mount the bucket",
             )
         said = {name for name, value in options.items() if value is not None}
         return _adopted(adopt, url, options, is_new=not said <= set(_OF_READING))

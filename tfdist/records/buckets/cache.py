@@ -76,7 +76,10 @@ def local_shards(path: Any) -> Path:
                 received="none there",
                 mend="Check its spelling; `tfdist shard SOURCE OUT` writes shards",
             ) from None
-    folder = _fetched(base, manifest, split)
+    try:
+        folder = _fetched(base, manifest, split)
+    except OSError as error:  # As where another user has filled the cache.
+        raise _unusable(error) from error
     return folder if split is None else folder / split
 
 
@@ -258,12 +261,16 @@ def _made_root() -> Path:
         if not os.access(root, os.W_OK):
             raise PermissionError(errno.EACCES, "not writable", str(root))
     except (OSError, RuntimeError) as error:  # A user without a home is a RuntimeError.
-        raise OptionError(
-            "the cache must have a folder of this machine that can be written",
-            received=f"an error: {error}",
-            mend=f"Name one with the environment's {FOLDER_VARIABLE}",
-        ) from error
+        raise _unusable(error) from error
     return root
+
+
+def _unusable(error: Exception) -> OptionError:
+    return OptionError(
+        "the cache must have a folder of this machine that can be written",
+        received=f"an error: {error}",
+        mend=f"Name one with the environment's {FOLDER_VARIABLE}",
+    )
 
 
 def _bound() -> int:
@@ -330,6 +337,8 @@ def _remove_unused(folder: Path) -> bool:
         descriptor = os.open(_mark_of(folder), os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return True  # Another process has removed it meanwhile.
+    except PermissionError:
+        return False  # It is another user's.
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # In use, or a file system without locks, where nobody can tell.

@@ -95,10 +95,14 @@ def check_num_clients(partition: Partition, num_clients: int | None) -> None:
             received="none",
             mend="Name it: tfdist shard SOURCE OUT --clients N, or clients=N in Python",
         )
-    elif num_clients < 1:
+    elif (
+        isinstance(num_clients, bool)
+        or not isinstance(num_clients, (int, np.integer))
+        or num_clients < 1
+    ):
         raise OptionError(
-            "the number of clients must be at least 1",
-            received=num_clients,
+            "the number of clients must be a whole number of at least 1",
+            received=repr(num_clients),
             mend="Choose 1 or more",
         )
 

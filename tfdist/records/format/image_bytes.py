@@ -6,6 +6,7 @@ Pillow is imported here alone, when images are first met.
 from __future__ import annotations
 
 import io
+import struct
 import warnings
 from collections.abc import Sequence
 
@@ -20,8 +21,11 @@ except ImportError as error:
 __all__ = ["UNREADABLE", "Image", "UnidentifiedImageError", "orientation_of", "undecodable"]
 
 _PNG_END = b"IEND\xaeB`\x82"
-# All that Pillow raises for a file that it cannot read.
-UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+# All that Pillow raises for a file that it cannot read, or that ends where it does not expect it.
+UNREADABLE = (
+    *(OSError, SyntaxError, ValueError, Image.DecompressionBombError),
+    *(EOFError, IndexError, struct.error),
+)
 
 
 def orientation_of(image: Image.Image) -> int:

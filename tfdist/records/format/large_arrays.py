@@ -118,7 +118,8 @@ class Store:
         def bounds() -> Iterator[np.ndarray]:
             start = first
             for _, edges in blocks():
-                places = edges.astype(np.int64) + (start - edges[0])
+                # Not start - edges[0]: a place in a large file is beyond int32.
+                places = edges.astype(np.int64) - edges[0] + start
                 start = places[-1]
                 yield np.stack([places[:-1], places[1:]], axis=-1)
 
@@ -165,7 +166,8 @@ def near(starts: np.ndarray, ends: np.ndarray) -> Iterator[np.ndarray]:
         starts, ends: where each place begins and ends, int64 [places]; they do not overlap, but
             for those that are the same.
     """
-    order = np.argsort(starts, kind="stable")
+    # Of those that begin alike the ones without a byte come first, so that the last one ends last.
+    order = np.lexsort((ends, starts))
     starts, ends = starts[order], ends[order]
     is_far = starts[1:] - ends[:-1] > _GAP_BYTES
     is_long = np.diff(starts // _READ_BYTES) > 0

@@ -349,8 +349,17 @@ def is_split_beside(path: Path) -> bool:
 
     Files that others wrote may lie in such a folder.
     """
-    is_within = not (path / MANIFEST_NAME).is_file() and (path.parent / MANIFEST_NAME).is_file()
-    return is_within and path.name in load_manifest(path.parent).splits
+    above = path.parent / MANIFEST_NAME
+    if (path / MANIFEST_NAME).is_file() or not above.is_file():
+        return False
+    try:
+        return path.name in load_manifest(path.parent).splits
+    except DataError:
+        with contextlib.suppress(OSError, ValueError):
+            value = json.loads(above.read_text("utf-8"))
+            if isinstance(value, dict) and "format_version" in value:
+                raise  # Else it is of another program, and divides nothing.
+        return False
 
 
 def find_split(path: Path) -> tuple[Path, str, Manifest]:

@@ -90,6 +90,10 @@ def _open_stored(stored: Stored, *, any_size: bool) -> ShardSource:
         "readers": (stored.reader, stored.readers) if stored.divided else None,
     }
     if stored.pipes:
+        # S3 gives its keys in their order; adopted files are in that of their numbers: 2, 10.
+        info = manifest.splits[stored.split]
+        shards = tuple(sorted(info.shards, key=lambda shard: shard.file.encode()))
+        manifest = replace(manifest, splits={stored.split: replace(info, shards=shards)})
         return PipeSource(stored.folder, stored.split, manifest, some=stored.divided, **given)
     if stored.divided:
         manifest = _only_present(manifest, stored)

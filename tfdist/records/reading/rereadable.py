@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, notice
 from tfdist.records.reading.batched import SingleRecords, single_records
 from tfdist.records.reading.source import fingerprint
 from tfdist.records.sources.dataframes import plain
@@ -117,8 +116,7 @@ def _surveyed(source: Source) -> _Survey:
             )
         if time.monotonic() - told_at > _NOTICE_INTERVAL_S:
             told_at = time.monotonic()
-            text = f"tfdist: counting {source.name}, {found.count:,} elements so far; it must end"
-            print(text, file=sys.stderr, flush=True)
+            notice(f"counting {source.name}, {found.count:,} elements so far; it must end")
     if found is None:
         raise no_record(f"none in {source.name}")
     return found

@@ -159,6 +159,12 @@ class OrderedRecords:
         for batch in itertools.chain([first], batches):
             rows = len(tf.nest.flatten(batch)[0])
             for array, leaf in zip(tf.nest.flatten(arrays), tf.nest.flatten(batch), strict=True):
+                if leaf.shape[1:] != array.shape[1:]:  # NumPy would repeat what has a size of 1.
+                    raise DataError(
+                        "records that are kept in memory must have one shape",
+                        received=f"shapes {list(array.shape[1:])} and {list(leaf.shape[1:])}",
+                        mend="Leave cache out, or bring them to one shape in dataset.map",
+                    )
                 array[filled : filled + rows] = leaf.numpy()
             filled += rows
         if filled != stop - start:
@@ -264,6 +270,12 @@ def _to_weights(labels: Any, weights: Any) -> Any:
     of_labels, flat = tf.nest.flatten(labels), tf.nest.flatten(weights)
     is_each = len(flat) == len(of_labels)
     for number, array in enumerate(flat):
+        if array.dtype.kind in "OSUMmc":
+            raise DataError(
+                "a sample weight must be a number",
+                received=f"dtype {array.dtype}",
+                mend="Convert it first, as by array.astype('float32')",
+            )
         weighed = of_labels[number : number + 1] if is_each else of_labels
         shapes = [label.shape[: array.ndim] for label in weighed]
         if array.ndim != 1 and array.shape not in shapes:

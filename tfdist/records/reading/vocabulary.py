@@ -78,6 +78,12 @@ def _text_feature(inputs: Any, feature: str | None) -> str | None:
     """Returns the name of the input that holds text; None where it is the only input."""
     is_named = isinstance(inputs, dict)
     named = inputs if is_named else {"x": inputs}
+    if not all(isinstance(spec, tf.TypeSpec) for spec in named.values()):
+        raise DataError(
+            "inputs for a text_vectorizer must be one, or a dict of them by name",
+            received="several in a tuple, or within each other",
+            mend="Give them by name: ({'text': texts, 'length': lengths}, y)",
+        )
     texts = [name for name, spec in named.items() if spec.dtype == tf.string]
     if not texts:
         raise DataError(

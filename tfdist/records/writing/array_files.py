@@ -6,6 +6,7 @@ import re
 import shutil
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,8 @@ from tfdist.records.writing.roles import Asked, Roles, assign, parted
 # A member of an archive up to this size is read into memory.
 _SMALL_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
-_UNREADABLE = (ValueError, zipfile.BadZipFile, EOFError, OSError, NotImplementedError)
+# A RuntimeError is of an archive with a password, or packed in a way that is not known.
+_UNREADABLE = (ValueError, zipfile.BadZipFile, EOFError, OSError, RuntimeError, zlib.error)
 _LIKE_AN_INPUT = re.compile(r"(x|inputs?|features?)(\d|[ _.-]|$)", re.IGNORECASE)
 
 # "x_train" and "train_images", as Keras' and other data sets call the arrays of each split.

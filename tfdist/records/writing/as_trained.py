@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, notice
 from tfdist.records.buckets.urls import url_of
 from tfdist.records.format.columns import Column, Columns
-from tfdist.records.format.manifest import MANIFEST_NAME, holds_only_others
+from tfdist.records.format.large_arrays import LargeArray, chunks
+from tfdist.records.format.manifest import (
+    MANIFEST_NAME,
+    holds_only_others,
+    is_split_beside,
+)
 from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.wording import listed
 from tfdist.records.writing.column_shards import write_columns
@@ -23,12 +28,13 @@ from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.images.search import all_images
 from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.roles import WEIGHT, Asked
+from tfdist.records.writing.tables.arrow_texts import ArrowTexts, spooled
 from tfdist.records.writing.tables.dates import year_first
-from tfdist.records.writing.tables.files import NAMES, kind_of_file, read_table
+from tfdist.records.writing.tables.files import NAMES, kind_of_file, read_table, room_for
 from tfdist.records.writing.tables.infer import MISSING_WORDS, infer
 from tfdist.records.writing.tables.packing import MISSING
 from tfdist.records.writing.tables.records import columns_of_table
-from tfdist.records.writing.tables.table import EMPTY, NUMBER, Cells, Written
+from tfdist.records.writing.tables.table import EMPTY, NUMBER, Cells, Texts, Written
 
 if TYPE_CHECKING:
     from tfdist.records.writing.images.files import Header
@@ -43,11 +49,11 @@ class Keys:
 
     Attributes:
         column: what such a name is: "file" or "row".
-        values: of each record.
+        values: text or int64 [records].
     """
 
     column: str
-    values: Sequence[str | int]
+    values: np.ndarray
 
 
 def find_raw(data: str | Path) -> Path | None:
@@ -57,8 +63,9 @@ def find_raw(data: str | Path) -> Path | None:
         DataError: there is nothing.
     """
     path = Path(data)
-    # A split is no folder, and shards may be behind a URL.
-    may_be_shards = url_of(data) is not None or (path.parent / MANIFEST_NAME).is_file()
+    # A split is no folder, but of files that others wrote; and shards may be behind a URL.
+    is_named = not path.exists() and (path.parent / MANIFEST_NAME).is_file()
+    may_be_shards = url_of(data) is not None or is_named or is_split_beside(path)
     if not path.exists() and not may_be_shards:
         raise _nothing_known(f"{path}, which does not exist")
     return path if path.is_file() or (not may_be_shards and holds_only_others(path)) else None
@@ -87,20 +94,21 @@ def write_as_trained(
     """
     inputs = trained_on.of_role("input")
     if source.is_file() and kind_of_file(source) is not None:
-        columns = of_table(read_table(source), inputs)
+        with room_for(source):
+            columns = of_table(read_table(source, in_file=True), inputs)
         rows = chosen(columns.num_records)
+        rows = np.arange(rows.start, rows.stop)
         keys = Keys("row", rows)
     else:
         columns, names = _of_images(source, inputs, chosen)
-        rows = range(len(names))
-        keys = Keys("file", names)
+        rows = np.arange(len(names))
+        keys = Keys("file", np.array(names))
     options = WriteOptions(
         opened=lambda _: None,
         as_read=lambda schema: schema.checked(),
         in_order=True,
     )
-    splits = {"new": np.arange(rows.start, rows.stop)}
-    write_columns(replace(columns, splits=splits), out, options, None)
+    write_columns(replace(columns, splits={"new": rows}), out, options, None)
     return keys
 
 
@@ -154,11 +162,9 @@ def _tell_of_proportions(headers: Sequence[Header], size: Sequence[int]) -> None
     height, width = size
     others = sum(h.height * width != h.width * height for h in headers)
     if others:
-        print(
-            f"tfdist: {others:,} of {len(headers):,} images have other proportions than the "
+        notice(
+            f"{others:,} of {len(headers):,} images have other proportions than the "
             f"training's, {height}x{width}, and are stretched: bring them to these as those were",
-            file=sys.stderr,
-            flush=True,
         )
 
 
@@ -182,10 +188,11 @@ def of_table(table: Table, inputs: Sequence[Feature]) -> Columns:
             f"{listed(table.names, _SHOWN)}",
             mend="Add them, or rename those that are meant",
         )
-    table = replace(table, columns=_with_words(table.columns, inputs, is_masked=bool(mask)))
-    table = replace(table, columns=_with_dates(table.columns, inputs))
+    changed = _with_words(table.columns, inputs, is_masked=bool(mask))
+    changed |= _with_dates(table, inputs)
     if mask:
-        table = replace(table, columns=_with_empty_numbers(table.columns, inputs))
+        changed |= _with_empty_numbers(table.columns, inputs)
+    table = replace(table, columns=ChainMap(changed, table.columns))
     asked = Asked(
         label=(),
         inputs=needed,
@@ -208,7 +215,7 @@ def of_table(table: Table, inputs: Sequence[Feature]) -> Columns:
         is_same = own is not None and columns_in(own) == columns_in(trained)
         if not is_same or is_date(own) != is_date(trained):
             raise _other_kinds(source, trained, own)
-        columns[trained.name] = _as_in(source, trained, own, found.columns[own.name])
+        columns[trained.name] = _as_in(table, trained, own, found.columns[own.name])
         _check_same(source, own, trained)
     schema = Schema(tuple(_read_as(features[f.name], f) for f in inputs))
     return Columns(found.kind, schema, columns)
@@ -217,12 +224,12 @@ def of_table(table: Table, inputs: Sequence[Feature]) -> Columns:
 def _with_words(
     columns: Mapping[str, Any], inputs: Sequence[Feature], *, is_masked: bool
 ) -> dict[str, Any]:
-    """Returns ``columns``, where "NA" and such in text are what the training took them for.
+    """Returns columns where "NA" and such in text are what the training took them for.
 
     Of categories their names tell that. Text may have been said to be text, which nothing tells:
     there it is said how they are read.
     """
-    found = dict(columns)
+    found = {}
     for feature in inputs:
         column = columns[feature.name] if feature.encoding == "bytes" or feature.classes else None
         if not isinstance(column, Written):
@@ -233,32 +240,39 @@ def _with_words(
         if not words or (feature.classes is not None and "" not in known):
             continue
         if is_masked or feature.classes is not None:
-            texts = ["" if text in words else text for text in column.texts]
+            texts = column.texts
+            if isinstance(texts, ArrowTexts):
+                texts = texts.blanked(np.fromiter((text in words for text in texts), bool))
+            else:
+                texts = ["" if text in words else text for text in texts]
             found[feature.name] = replace(column, texts=texts)
         if feature.classes is None:
-            print(
-                f"tfdist: {listed(map(repr, sorted(words)))} in column '{feature.name}' is read as "
+            notice(
+                f"{listed(map(repr, sorted(words)))} in column '{feature.name}' is read as "
                 + ("a missing value" if is_masked else "text")
                 + ": write it otherwise if the training took it for something else",
-                file=sys.stderr,
-                flush=True,
             )
     return found
 
 
-def _with_dates(columns: Mapping[str, Any], inputs: Sequence[Feature]) -> dict[str, Any]:
-    """Returns ``columns``, where day and month have the order that they had in the training.
+def _with_dates(table: Table, inputs: Sequence[Feature]) -> dict[str, Any]:
+    """Returns columns where day and month have the order that they had in the training.
 
     Of a few rows nobody can tell it, nor should others than those of the training tell another.
     """
-    found = dict(columns)
+    found = {}
     for feature in inputs:
-        column = columns.get(feature.name)
-        if feature.day_first is None or isinstance(column, Cells):
+        column = None if feature.day_first is None else table.columns[feature.name]
+        if column is None or isinstance(column, Cells):
             continue
         read = partial(year_first, is_day_first=feature.day_first)
-        if isinstance(column, Written):
-            found[feature.name] = replace(column, texts=list(map(read, column.texts)))
+        if isinstance(column, (Written, Texts)):
+            if table.store is None:
+                texts = list(map(read, column.texts))
+            else:
+                parts = (list(map(read, part)) for part in column.texts.parts())
+                texts = spooled(parts, table.store)
+            found[feature.name] = replace(column, texts=texts)
         else:
             values = [read(value) if isinstance(value, str) else value for value in column.values]
             found[feature.name] = replace(column, values=values)
@@ -272,15 +286,13 @@ def is_date(feature: Feature) -> bool:
 
 
 def _with_empty_numbers(columns: Mapping[str, Any], inputs: Sequence[Feature]) -> dict[str, Any]:
-    """Returns ``columns``, where those without a value that were numbers are numbers that miss."""
+    """Returns columns without a value that were numbers, as numbers that miss."""
     numbers = {name for f in inputs if f.dtype == "float32" for name in f.columns}
-    found = {name: infer(columns[name]) for name in numbers}
-    cells = {
+    return {
         name: replace(own, kind=NUMBER, values=np.zeros(len(own)))
-        for name, own in found.items()
-        if own.kind == EMPTY
+        for name in numbers
+        if (own := infer(columns[name])).kind == EMPTY
     }
-    return {**columns, **cells}
 
 
 def columns_in(feature: Feature) -> tuple[str, ...]:
@@ -289,18 +301,21 @@ def columns_in(feature: Feature) -> tuple[str, ...]:
     return feature.columns or ((feature.name,) if is_alone else ())
 
 
-def _as_in(source: str, trained: Feature, found: Feature, values: Column) -> Column:
+def _as_in(table: Table, trained: Feature, found: Feature, values: Column) -> Column:
     """Returns the values of a feature, categories with the numbers of the training."""
     if trained.classes is not None:
         numbers = {name: number for number, name in enumerate(trained.classes)}
         unknown = [name for name in found.classes if name not in numbers]
         if unknown:
             raise DataError(
-                f"the column '{trained.name}' of {source} must hold categories of the training",
+                f"column '{trained.name}' of {table.place} must hold categories of the training",
                 received=listed(map(repr, unknown), _SHOWN),
                 mend=f"Choose among {listed(trained.classes, _SHOWN)}",
             )
-        return np.array([numbers[name] for name in found.classes], np.int64)[values]
+        known = np.array([numbers[name] for name in found.classes], np.int64)
+        if isinstance(values, LargeArray):
+            return table.store.rows((known[some] for _, some in chunks(values)), np.int64)
+        return known[values]
     return values
 
 

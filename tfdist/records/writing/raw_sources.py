@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import io
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -29,7 +26,7 @@ from tfdist.records.writing.array_files import (
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.roles import WEIGHT, Asked
 from tfdist.records.writing.tables.files import NAMES as TABLES
-from tfdist.records.writing.tables.files import SPREADSHEETS, kind_of_file, read_table
+from tfdist.records.writing.tables.files import SPREADSHEETS, kind_of_file, read_table, room_for
 from tfdist.records.writing.tables.json_lines import AS_JSON_LINES
 from tfdist.records.writing.tables.typed import from_dataframe
 from tfdist.records.writing.text_folders import from_text_folders, holds_texts
@@ -148,7 +145,7 @@ def _open_named(source: str | Path, asked: Asked, images: ImageOptions) -> Colum
     if kind_of_file(path) is not None:
         from tfdist.records.writing.tables.records import columns_of_table
 
-        with _room_for(path):
+        with room_for(path):
             return columns_of_table(read_table(path, in_file=True), asked, last_is_label=True)
     if path.suffix.lower() == ".npz":
         return from_npz(path, asked)
@@ -160,21 +157,6 @@ def _open_named(source: str | Path, asked: Asked, images: ImageOptions) -> Colum
     if path.suffix.lower() == ".json":
         mend = AS_JSON_LINES
     raise DataError(f"the source must be {_KINDS}", received=f"'{source}'", mend=mend)
-
-
-@contextlib.contextmanager
-def _room_for(path: Path) -> Iterator[None]:
-    """Encloses what may write temporary files of a table. Raises DataError where they are full."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise DataError(
-            f"the folder of temporary files must have room for several times the bytes of {path}",
-            received=f"an error in {tempfile.gettempdir()}: {error}",
-            mend="Name one on a larger disk in the variable TMPDIR",
-        ) from None
 
 
 def digits_npz() -> bytes:

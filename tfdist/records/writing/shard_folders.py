@@ -23,6 +23,7 @@ from tfdist.records.format.manifest import (
     MANIFEST_NAME,
     Manifest,
     ShardInfo,
+    is_split_beside,
     load_manifest,
 )
 from tfdist.records.format.offsets import write_offsets
@@ -64,7 +65,8 @@ def find_shards(source: object) -> ShardFolder | None:
     path = Path(source)
     name = None
     if not (path / MANIFEST_NAME).is_file():
-        if path.exists() or not (path.parent / MANIFEST_NAME).is_file():
+        is_named = not path.exists() and (path.parent / MANIFEST_NAME).is_file()
+        if not is_named and not is_split_beside(path):
             return None
         path, name = path.parent, path.name
     manifest = load_manifest(path)

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import __version__
-from tfdist.errors import DataError, InUseError, spelt
+from tfdist.errors import DataError, InUseError, notice, spelt
 from tfdist.records.format.files import sums
 from tfdist.records.format.manifest import ShardInfo
 from tfdist.records.parts import Part
@@ -238,8 +237,7 @@ class Unfinished:
             yield
         except (KeyboardInterrupt, SystemExit):
             if self._is_begun:
-                told = f"{self._told()} is kept; {spelt('resume', True)} goes on"
-                print(f"tfdist: {told}", file=sys.stderr, flush=True)
+                notice(f"{self._told()} is kept; {spelt('resume', True)} goes on")
             raise
         except DataError as error:
             if self._is_begun and getattr(error.__cause__, "errno", None) in _PASSING:

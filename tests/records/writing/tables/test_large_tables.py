@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
 import resource
@@ -10,16 +11,18 @@ import resource
 import numpy as np
 import pyarrow
 import pytest
-from pyarrow import parquet
+from pyarrow import csv, parquet
 
 from tfdist import records
 from tfdist.errors import DataError
 from tfdist.records.format import large_arrays
 from tfdist.records.format.large_arrays import LargeArray, Store
 from tfdist.records.writing import text_files
+from tfdist.records.writing.as_trained import write_as_trained
 from tfdist.records.writing.raw_sources import read_raw
 from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.tables import json_lines, typed
+from tfdist.records.writing.tables.files import read_table
 
 
 @pytest.fixture
@@ -59,6 +62,10 @@ def gaps(row):
 
 def name(row):
     return "NA" if row == 5 else f"name {row}"
+
+
+def rarely(row):
+    return f"text {row}" if row % 3 == 0 else ""
 
 
 def quoted(row):
@@ -211,8 +218,9 @@ def test_any_blocks_give_the_same(tmp_path, as_large):
 
 def test_shards_are_the_same_bytes(tmp_path, as_large):
     path = tmp_path / "t.csv"
-    path.write_text(made("a,b,c,d,y", number, word, quoted, gaps, label))
-    options = {"missing": "mask", "num_shards": 3, "stratify": True}
+    path.write_text(made("a,b,c,d,e,y", number, word, quoted, gaps, rarely, label))
+    # Rows of shards are in no order, and texts of nothing lie where others begin.
+    options = {"missing": "mask", "num_shards": 3, "stratify": True, "text": "e"}
     records.write(path, tmp_path / "held", **options)
     as_large()
     assert isinstance(read_raw(path, Asked(missing="mask")).columns["features"], LargeArray)
@@ -223,6 +231,51 @@ def test_shards_are_the_same_bytes(tmp_path, as_large):
         assert names == sorted(file.name for file in (tmp_path / "held").iterdir())
         for file in names:
             assert (out / file).read_bytes() == (tmp_path / "held" / file).read_bytes(), file
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("missing", [None, "mask"])
+def test_a_table_to_predict_is_the_same_bytes(tmp_path, as_large, capsys, suffix, missing):
+    rows = [
+        {"a": row / 8, "c": word(row), "d": day(row), "f": name(row), "y": label(row)}
+        for row in range(240)
+    ]
+    if missing is not None:  # Numbers and words that may be missing.
+        rows = [{**row, "n": 2.5 if place % 2 else None} for place, row in enumerate(rows)]
+        rows[9]["c"] = None
+    csv.write_csv(pyarrow.Table.from_pylist(rows), tmp_path / "old.csv")
+    options = {"missing": missing, "text": ["f"], "categories": ["c"], "label": "y"}
+    schema = records.write(tmp_path / "old.csv", tmp_path / "data", **options).schema
+    new = [{**row, "d": unclear_day(place)} for place, row in enumerate(rows[100:160])]
+    new[7]["f"] = "NA"  # Which is text, or missing.
+    if missing is not None:
+        new = [{**row, "n": None} for row in new]
+        new[30]["c"] = "null" if suffix == "csv" else None
+    path = tmp_path / f"new.{suffix}"
+    if suffix == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in new))
+    else:
+        {"csv": csv.write_csv, "parquet": parquet.write_table}[suffix](
+            pyarrow.Table.from_pylist(new, pyarrow.Table.from_pylist(rows).schema), path
+        )
+    found = []
+    for kind in ("held", "large"):
+        if kind == "large":
+            as_large()
+            assert read_table(path, in_file=True).store is not None
+        keys = write_as_trained(path, schema, tmp_path / kind, lambda count: range(20, count))
+        assert keys.values.tolist() == list(range(20, 60))
+        files = {file.name: file.read_bytes() for file in sorted((tmp_path / kind).iterdir())}
+        found.append((files, capsys.readouterr().err))
+    assert found[0] == found[1]
+
+
+def test_texts_beside_empty_ones(tmp_path):
+    texts = [b"", b"ab", b"", b"", b"c" * 9, b""]
+    edges = np.cumsum([0, *map(len, texts)]).astype(np.int32)
+    stored = Store().texts(lambda: [(np.frombuffer(b"".join(texts), np.uint8), edges)])
+    for order in itertools.permutations(range(len(texts))):
+        assert stored[np.array(order)].tolist() == [texts[row] for row in order]
 
 
 def test_parquet(tmp_path, as_large):

@@ -335,7 +335,7 @@ def _plain(value: Any) -> Any:
 def _size(value: Any) -> int:
     if isinstance(value, np.ndarray):
         return value.nbytes
-    if isinstance(value, (str, bytes)):
+    if isinstance(value, (str, bytes, bytearray, memoryview)):
         return len(value)
     if isinstance(value, (list, tuple)):
         return sum(map(_size, value))

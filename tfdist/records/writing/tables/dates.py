@@ -87,13 +87,14 @@ def is_day_first(texts: Iterable[str]) -> bool | None:
 
 
 def year_first(text: str, *, is_day_first: bool) -> str:
-    """Returns 05/06/2024 as 2024-6-5 or 2024-5-6, with its time; any other text as it is."""
+    """Returns 05/06/2024 as 2024/06/05 or 2024/05/06, with its time; other text as it is."""
     stripped = text.strip()
     found = _SLASHES.fullmatch(stripped)
     if found is None:
         return text
     day, month = (1, 2) if is_day_first else (2, 1)
-    return f"{found[3]}-{found[month]}-{found[day]}{stripped[found.end(3) :]}"
+    # Between slashes a year may be any, see ``_FORMS``.
+    return f"{found[3]}/{found[month]}/{found[day]}{stripped[found.end(3) :]}"
 
 
 def whole_seconds(times: np.ndarray, missing: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:

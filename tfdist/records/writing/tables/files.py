@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from tfdist.errors import DataError
@@ -54,3 +58,18 @@ def read_table(path: Path, kind: str | None = None, *, in_file: bool = False) ->
     if not len(table.lines):
         raise DataError(f"{path} must have rows", received="none", mend=NO_RECORD)
     return table
+
+
+@contextlib.contextmanager
+def room_for(path: Path) -> Iterator[None]:
+    """Encloses what may write temporary files of a table. Raises DataError where they are full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise DataError(
+            f"the folder of temporary files must have room for several times the bytes of {path}",
+            received=f"an error in {tempfile.gettempdir()}: {error}",
+            mend="Name one on a larger disk in the variable TMPDIR",
+        ) from None

@@ -43,7 +43,7 @@ _INDEX_NAMES = ("", "id", "index", UNNAMED.lower(), "__index_level_0__")
 # Letters of a text, as long as texts usually are.
 _LETTERS = 64
 # Kinds that are the names of classes when a label is written so.
-_NAMES = (BOOLEAN, DATE)
+_NAMES = {Written: (BOOLEAN, DATE), Values: (DATE,), Texts: (DATE,)}
 
 
 def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Columns:
@@ -208,7 +208,7 @@ def cells_of(table: Table, roles: Roles, said: Mapping[str, Sequence[str]]) -> d
             cells[name] = found = _bad_beyond_float32(found)
         if name == roles.client and name not in roles.labels:
             cells[name] = replace(infer(column, is_text=True), missing=found.missing)
-        elif name in roles.labels and isinstance(column, Written) and found.kind in _NAMES:
+        elif name in roles.labels and found.kind in _NAMES.get(type(column), ()):
             as_written = infer(column, is_text=True)
             cells[name] = replace(as_written, missing=found.missing, bad=found.bad)
         elif name not in (*roles.labels, *others):

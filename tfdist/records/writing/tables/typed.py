@@ -31,6 +31,9 @@ from tfdist.records.writing.tables.table import (
 )
 from tfdist.records.writing.text_files import LARGE_BYTES
 
+# Rows of a column of text that are read at once, by their bytes.
+_BATCH_BYTES, _MOST_ROWS = 64 << 20, 1 << 16
+
 
 def read_arrow(path: Path, kind: str, *, in_file: bool = False) -> Table:
     """Returns the rows of a file.
@@ -53,14 +56,13 @@ def read_arrow(path: Path, kind: str, *, in_file: bool = False) -> Table:
             # Not read_table, which takes a folder's names for columns.
             file = parquet.ParquetFile(path)
             about = file.metadata
-            groups = map(about.row_group, range(about.num_row_groups))
-            num_bytes = sum(group.total_byte_size for group in groups)
-            in_file &= max(num_bytes, about.num_rows * about.num_columns * 8) > LARGE_BYTES
+            in_file &= max(_bytes_in(about), about.num_rows * about.num_columns * 8) > LARGE_BYTES
             found = file.schema_arrow.empty_table() if in_file else file.read()
         elif kind == "feather":
             found = feather.read_table(path)
         else:
             found = _read_ipc(path, pyarrow, ipc)
+        found.validate(full=True)  # Text may be bytes that are no UTF-8.
     in_file &= kind == "parquet"
     names = found.column_names
     if len(set(names)) != len(names):
@@ -90,17 +92,26 @@ def _column_of_parquet(path: Path, file: Any, name: str, store: Store) -> Cells 
 
     if not _is_text(pyarrow.types, file.schema_arrow.field(name).type):
         with _read_by_pyarrow(path, "parquet"):
-            return _column(pyarrow, file.read(columns=[name]).column(name))
+            column = file.read(columns=[name]).column(name)
+            column.validate(full=True)
+            return _column(pyarrow, column)
     missing: list[np.ndarray] = []
+    rows = _BATCH_BYTES * file.metadata.num_rows // max(1, _bytes_in(file.metadata))
+    rows = max(1, min(_MOST_ROWS, rows))
 
     def parts() -> Iterator[Any]:
         with _read_by_pyarrow(path, "parquet"):
-            for batch in file.iter_batches(columns=[name]):
+            for batch in file.iter_batches(batch_size=rows, columns=[name]):
+                batch.validate(full=True)
                 texts = batch.column(name).cast(pyarrow.string())
                 missing.append(np.asarray(texts.is_null()))
                 yield texts.fill_null("")
 
     return Texts(spooled(parts(), store), np.concatenate(missing))
+
+
+def _bytes_in(about: Any) -> int:
+    return sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
 
 
 def _is_text(types: Any, kind: Any) -> bool:
