@@ -177,6 +177,8 @@ def run_program(program: str, environ: dict[str, str]) -> subprocess.CompletedPr
             "0",
         ),
         ({"main.py": "from . import a", "a/__init__.py": "import main, keras.ops"}, "0"),
+        ({"main.py": "from .keras import a", "keras.py": ""}, None),
+        ({"main.py": "from . import keras", "keras.py": "import tf_keras"}, "1"),
         ({"main.py": "not Python"}, None),
         ({"main.py": "from ............ import a\nimport keras"}, "0"),
     ],

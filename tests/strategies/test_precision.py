@@ -10,6 +10,7 @@ from tensorflow import keras
 
 import tfdist
 from tfdist.errors import ModelError
+from tfdist.keras.optimizers import gradients_of
 
 layers = keras.layers
 
@@ -38,3 +39,13 @@ def test_layers_of_a_function_that_does_not_know_compute_in_it(name, options, tm
             strategy.build(model_fn())
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert loaded.layers[0].dtype_policy.name == "mixed_float16"
+
+
+def test_an_old_optimizer_has_its_loss_scaled():
+    variable = tf.Variable(1.0)
+    tiny = tf.constant(1e-4, tf.float16)
+    optimizer = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.legacy.SGD(1.0))
+    with tf.GradientTape() as tape:
+        loss = tf.cast(variable, tf.float16) * tiny * tiny
+    (gradient,) = gradients_of(optimizer, loss, [variable], tape)
+    assert float(gradient) == pytest.approx(1e-8, rel=0.01)  # Of float16 by itself it would be 0.

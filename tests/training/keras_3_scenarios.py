@@ -25,7 +25,8 @@ import test_row_probe_steps
 from options_scenarios import given
 
 import tfdist
-from tfdist.errors import DataError, TfdistError
+from tfdist.errors import DataError, OptionError, TfdistError
+from tfdist.training.steps.learning_rate import with_learning_rate
 
 ROWS, GLOBAL_BATCH_SIZE = 53, 12
 layers = keras.layers
@@ -904,6 +905,54 @@ def what_a_given_model_has_beside_its_weights(strategy, folder):
     rows = X[:8], [X[:8, :1], X[:8, 1:2]]
     given, expected = built.test_on_batch(*rows), model.test_on_batch(*rows)
     np.testing.assert_allclose(given, expected, rtol=1e-5)  # In the order of Keras, too.
+
+
+@scenario("mirrored")
+def what_a_copy_of_a_given_model_must_not_forget(strategy, folder):
+    model = mlp(lambda: layers.Dense(16, name="fixed"))
+    fixed = model.get_layer("fixed")
+    fixed.kernel.trainable = False  # A weight by itself.
+    model.compile(keras.optimizers.SGD(0.1), model.loss)
+    built = strategy.build(model)
+    before = built.get_layer("fixed").get_weights()
+    built.fit(X, Y, verbose=0)
+    after = built.get_layer("fixed").get_weights()
+    np.testing.assert_array_equal(before[0], after[0])
+    assert np.abs(before[1] - after[1]).max() > 0
+
+    class Own(keras.Model):
+        def compile(self, *args: Any, **options: Any) -> None:
+            super().compile(*args, **options)
+
+    with pytest.raises(TfdistError, match="a compile of its own"):
+        strategy.build(mlp(kind=Own))
+
+
+@scenario("mirrored")
+def a_copy_scales_no_loss_that_the_given_model_did_not(strategy, folder):
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        for scales in (False, True):
+            given_model = keras.Sequential([keras.Input((6,)), layers.Dense(1)])
+            given_model.compile("sgd", "mse", auto_scale_loss=scales)
+            built = strategy.build(given_model)
+            assert type(built.optimizer) is type(given_model.optimizer)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+@scenario("mirrored")
+def parts_of_several_optimizers_are_looked_at(strategy, folder):
+    def optimizer() -> keras.optimizers.Optimizer:
+        waiting = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        return keras.optimizers.MultiOptimizer(lambda v: waiting)
+
+    check_refused(strategy, partial(mlp, optimizer=optimizer), "must update in each step")
+    with pytest.raises(OptionError, match=r"one optimizer and a fixed .* with a MultiOptimizer"):
+        with_learning_rate(partial(mlp, optimizer=optimizer), 0.1)()
+    for reduction in (None, "none"):
+        loss = partial(keras.losses.SparseCategoricalCrossentropy, reduction=reduction)
+        check_refused(strategy, partial(mlp, loss=loss), "must reduce over the rows")
 
 
 @scenario("mirrored", "horovod")

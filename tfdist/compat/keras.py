@@ -131,17 +131,19 @@ def _read(place: str, folders: list[Path]) -> list[tuple[Path, set[str]]]:
         except (OSError, ValueError, SyntaxError):
             continue  # Told where it is run.
         for node in ast.walk(tree):
-            names, beside = [], [file.parent, *folders]
+            names, beside, level = [], [file.parent, *folders], 0
             if isinstance(node, ast.Import):
                 names = [each.name for each in node.names]
             elif isinstance(node, ast.ImportFrom):
                 start = f"{node.module}." if node.module else ""
                 names = [start, *(start + each.name for each in node.names)]
-                if node.level:
-                    beside = [*file.resolve().parents][node.level - 1 : node.level]
+                level = node.level
+                if level:
+                    beside = [*file.resolve().parents][level - 1 : level]
             roots = {name.partition(".")[0] for name in names}
-            imported |= roots
-            if not roots & {*_VALUES, "tfdist"}:
+            if not level:  # Else they are modules beside it, whatever they are called.
+                imported |= roots
+            if level or not roots & {*_VALUES, "tfdist"}:
                 beside = [each for name in names for each in _files_of(name, beside)]
                 files += [each for each in beside if each not in files]
     return found

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,12 @@ _STARTS = 2  # By chance one may miss what another order of summation meets, as 
 
 
 def compare_once(
-    model_fn: Any, feed: TrainingData, strategy: Strategy, epochs: int, tolerance: float
+    model_fn: Any,
+    feed: TrainingData,
+    strategy: Strategy,
+    epochs: int,
+    tolerance: float,
+    callbacks: Sequence[tf.keras.callbacks.Callback],
 ) -> Report:
     from tfdist.keras.settings import restart_names
     from tfdist.strategies.base import clone
@@ -61,9 +67,13 @@ def compare_once(
     start = reference.get_weights()
     is_in_step = not spec_of(strategy.name).is_asynchronous or strategy.num_replicas == 1
     initial = None if is_in_step else _loss(model, feed.in_record_order())
-    found = model.fit(feed, epochs=epochs, verbose=0).history
+    found = model.fit(feed, epochs=epochs, callbacks=[*callbacks], verbose=0).history
     train = functools.partial(
-        _train_reference, feed=feed.on_one_device(), epochs=epochs, scaling=strategy.scaling
+        _train_reference,
+        feed=feed.on_one_device(),
+        epochs=epochs,
+        scaling=strategy.scaling,
+        callbacks=callbacks,
     )
     expected = train(reference)
     report = Report(
@@ -159,12 +169,16 @@ def independent(model_fn: Any, strategy: Strategy) -> tf.keras.Model:
 
 
 def _train_reference(
-    model: tf.keras.Model, feed: Feed | MergedFeed, epochs: int, scaling: Any
+    model: tf.keras.Model,
+    feed: Feed | MergedFeed,
+    epochs: int,
+    scaling: Any,
+    callbacks: Sequence[tf.keras.callbacks.Callback],
 ) -> dict[str, list[float]]:
     from tfdist.training.layers import eager_variables
     from tfdist.training.model.scaling import ScaleLearningRate
 
-    callbacks = []
+    callbacks = [*callbacks]
     if not scaling.is_off:
         scale = ScaleLearningRate(scaling, model.optimizer)
         scale.prepare(model.optimizer, feed.steps_per_epoch)

@@ -6,7 +6,7 @@ import contextlib
 import io
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ def verify(
     tolerance: float = 1e-5,
     batched: bool | None = None,
     explain: bool = False,
+    callbacks: Sequence[tf.keras.callbacks.Callback] = (),
 ) -> Report | None:
     """Trains ``steps`` steps on ``strategy`` and on one device, and compares.
 
@@ -47,6 +48,7 @@ def verify(
         batched: as in ``strategy.dataset``.
         explain: look, when the weights are others, for the first layer and the first step that
             part (``Report.explanation``). It takes some more comparisons.
+        callbacks: of each training, on the strategy and on one device; they must change neither.
 
     Returns:
         The report on the chief; None on other ranks.
@@ -66,7 +68,7 @@ def verify(
     def compare(data: TrainingData, epochs: int) -> Report:
         # Every rank trains the reference too: none then waits for the chief, and all know alike.
         tf.keras.utils.set_random_seed(seed)
-        return compare_once(model_fn, data, strategy, epochs, tolerance)
+        return compare_once(model_fn, data, strategy, epochs, tolerance, callbacks)
 
     report = compare(feed, math.ceil(steps / len(feed)))
     if explain and report.losses is None and not strategy.from_chief(report.exact):

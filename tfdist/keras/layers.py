@@ -56,6 +56,9 @@ def take_trainable(copy: tf.keras.Model, model: tf.keras.Model) -> None:
         # Keras 3 gives a flag to each weight, too, also to those that LoRA has frozen.
         if theirs[place].trainable != ours[place].trainable:
             theirs[place].trainable = ours[place].trainable
+    if IS_KERAS_3 and len(copy.weights) == len(model.weights):  # One may be frozen by itself.
+        for weight, given in zip(copy.weights, model.weights, strict=True):
+            weight.trainable = given.trainable
 
 
 def held_by(layer: tf.keras.layers.Layer, kind: type) -> list[Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import ModelError
+from tfdist.errors import ModelError, notice
 from tfdist.keras.loss_scale import loss_scale_state
 from tfdist.keras.optimizers import inner_of, key_of, parts_of, variables_of, without_decay
 from tfdist.keras.version import IS_KERAS_3
@@ -16,6 +15,15 @@ from tfdist.keras.version import IS_KERAS_3
 Pairs = Sequence[tuple[Any, Any]]
 # Where an optimizer keeps the words in names of variables that do not decay.
 _WORDS = f"_exclude_from_weight_decay_{'pattern' if IS_KERAS_3 else 'names'}"
+
+
+def compile_config_of(model: tf.keras.Model) -> dict[str, Any]:
+    """Returns what a copy of a model is compiled with."""
+    config = model.get_compile_config()
+    is_keras_own = type(model).compile is tf.keras.Model.compile
+    if IS_KERAS_3 and is_keras_own and inner_of(model.optimizer) is model.optimizer:
+        config |= {"auto_scale_loss": False}  # Which Keras 3 does not keep.
+    return config
 
 
 def decay_alike(given: Any, copy: Any, pairs: Pairs) -> None:
@@ -58,18 +66,21 @@ def go_on(given: Any, copy: Any, pairs: Pairs, trained: list[Any]) -> None:
     if not _has_state(given):
         return
     if isinstance(copy, tf.keras.optimizers.legacy.Optimizer):
-        copy._create_all_weights(trained)
+        make_old_slots(copy, trained)
     old, new = ([*variables_of(each), *loss_scale_state(each)] for each in (given, copy))
     if [variable.shape for variable in old] != [variable.shape for variable in new]:
-        print(
-            f"tfdist: warning: {type(given).__name__} begins anew, as it was built for other "
+        notice(
+            f"warning: {type(given).__name__} begins anew, as it was built for other "
             "weights than the model trains now",
-            file=sys.stderr,
-            flush=True,
         )
         return
     for value, variable in zip(old, new, strict=True):
         variable.assign(tf.convert_to_tensor(value))
+
+
+def make_old_slots(optimizer: Any, trained: list[Any]) -> None:
+    """Makes the slots of an optimizer of Keras' old kind, which else its first step does."""
+    optimizer._create_all_weights(trained)
 
 
 def _has_state(optimizer: Any) -> bool:

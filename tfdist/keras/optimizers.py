@@ -88,6 +88,10 @@ def gradients_of(
         return tape.gradient(loss, variables)
     if hasattr(optimizer, "compute_gradients"):  # It also undoes a loss scale.
         return [g for g, _ in optimizer.compute_gradients(loss, variables, tape)]
+    if hasattr(optimizer, "get_scaled_loss"):  # A legacy one, which has no public name for both.
+        with tape:
+            loss = optimizer.get_scaled_loss(loss)
+        return optimizer.get_unscaled_gradients(tape.gradient(loss, variables))
     return tape.gradient(loss, variables)
 
 

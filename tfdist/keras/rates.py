@@ -16,7 +16,10 @@ _SCHEDULE = tf.keras.optimizers.schedules.LearningRateSchedule
 
 
 def is_fixed(optimizer: Any) -> bool:
-    """Whether the learning rate is a number: no schedule, and no function as Keras 3 takes one."""
+    """Whether the learning rate is one number: no schedule, no function as Keras 3 takes one, and
+    not those of a MultiOptimizer."""
+    if parts_of(optimizer) != [inner_of(optimizer)]:
+        return False
     rate = given_learning_rate(optimizer)
     return isinstance(rate, tf.Variable) or not callable(rate)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tfdist.compat import uses_keras_3
-from tfdist.errors import ModelError, OptionError, cannot_write, first_line
+from tfdist.errors import ModelError, OptionError, cannot_write, first_line, notice
 from tfdist.topology import Topology
 from tfdist.training.engine.options import check_count, picked
 
@@ -310,7 +309,7 @@ def clone(model: tf.keras.Model) -> tf.keras.Model:
     import tensorflow as tf
 
     from tfdist.keras.layers import held_by, take_trainable
-    from tfdist.keras.optimizer_copies import go_on
+    from tfdist.keras.optimizer_copies import compile_config_of, go_on
     from tfdist.keras.seeds import seeds_in
     from tfdist.keras.trackables import unknown_variables
     from tfdist.training.model.lookup_vocabularies import take_adapted
@@ -320,7 +319,9 @@ def clone(model: tf.keras.Model) -> tf.keras.Model:
         take_trainable(copy, model)
         copy.set_weights(model.get_weights())
         take_adapted(copy, model)
-        copy.compile_from_config(model.get_compile_config())
+        copy.compile_from_config(compile_config_of(model))
+        if getattr(copy, "optimizer", None) is None:  # Keras calls no compile of a user's own.
+            raise ValueError("its class has a compile of its own")
         # Keras 3 counts neither among the weights. Those in `own` are made by a user: not copied.
         own = {id(variable) for variable in held_by(model, tf.Variable)}
         for kind in (partial(unknown_variables, shared=True), seeds_in):
@@ -378,12 +379,10 @@ def _warn_of_what_is_not_saved(model: tf.keras.Model, target: Path) -> None:
 
     if lost := unsaved_variables(model):
         names = ", ".join(variable.name.partition(":")[0] for variable in lost[:3])
-        print(
-            f"tfdist: warning: {target} does not hold what layers keep in a tf.Variable, which "
+        notice(
+            f"warning: {target} does not hold what layers keep in a tf.Variable, which "
             f"Keras 3 leaves out of its files ({len(lost)}: {names}): a model that is loaded from "
             "it begins with new ones. Give the layer save_own_variables and load_own_variables",
-            file=sys.stderr,
-            flush=True,
         )
 
 

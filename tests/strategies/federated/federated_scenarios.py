@@ -241,6 +241,13 @@ def the_median_ignores_one_client(strategy, folder):
     np.testing.assert_allclose(
         trimmed_mean(tf.constant(rows), 0.5), np.median(rows, axis=0), atol=1e-6
     )
+    # A client that is left out is no update of zeros.
+    x, y = records(10, seed=9)
+    loud = x, y, np.full(10, 3e38, np.float32)
+    weighed = {client: (*rows, np.ones(10, np.float32)) for client, rows in data.items()}
+    without, history = trained(weighed | {"loud": loud}, aggregation="median", local_batch_size=10)
+    assert history.rounds[0].clients == tuple(data)
+    assert difference(without, median) <= 1e-6
 
 
 @scenario(long=True)
@@ -406,6 +413,27 @@ def bad_clients_are_left_out_and_named_once(strategy, folder):
     assert named == dict.fromkeys(bad, 1), printed.getvalue()
     assert "label 7" in history.rounds[1].failed["labels"]
     assert "not finite" in history.rounds[0].failed["huge"]
+
+
+@scenario
+def what_all_clients_have_in_their_records_is_told(strategy, folder):
+    x, _ = records(8)
+    data = {client: (x, np.full(8, 7)) for client in "ab"}
+    with federated(max_attempts=1) as none_left:
+        model = built(none_left)
+        with pytest.raises(DataError, match=r"at least 1 clients.*label 7"):
+            model.fit(none_left.dataset(data), verbose=0)
+
+
+@scenario
+def a_weight_for_each_label_goes_with_weights_of_classes(strategy, folder):
+    x, y = records(12)
+    weights = np.linspace(0.5, 2, 12, dtype=np.float32)
+    fit = {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}}
+    options = {"fit": fit, "local_batch_size": 12}
+    model, _ = trained({"a": (x, y[:, None], weights[:, None])}, **options)
+    expected, _ = trained({"a": (x, y, weights)}, **options)
+    assert difference(model, expected) <= 1e-6
 
 
 @scenario
@@ -693,6 +721,30 @@ def epsilon_goes_on_after_a_resume(strategy, folder):
     go_on = tfdist.Checkpoints(folder / "kept", resume=True)
     _, rest = trained(unequal(9, 9, 9), 3, fit={"callbacks": [go_on]}, **options)
     assert rest.history["epsilon"] == whole.history["epsilon"][2:]
+    # Its epsilon is of all rounds: other terms are refused, and nothing is taken for damaged.
+    for others, fit, told in (
+        ({}, {"clients_per_round": 2}, "2 clients a round.*3 clients a round"),
+        ({"dp_noise_multiplier": 2.0, "dp_clip_norm": 0.5}, {}, "2 noise, 0.5 clipping norm"),
+    ):
+        anew = tfdist.Checkpoints(folder / "kept", resume=True)
+        with pytest.raises(OptionError, match=f"a private training must go on.*{told}"):
+            trained(unequal(9, 9, 9), 4, fit={"callbacks": [anew]}, **options | others | fit)
+    keep = tfdist.Checkpoints(folder / "few")
+    few = options | {"clients_per_round": 2}
+    trained(unequal(9, 9, 9), 1, fit={"callbacks": [keep]}, **few)
+    anew = tfdist.Checkpoints(folder / "few", resume=True)
+    with pytest.raises(OptionError, match=r"6 clients and .*3 clients"):
+        trained(unequal(*[9] * 6), 2, fit={"callbacks": [anew]}, **few)
+
+
+@scenario
+def a_resumed_server_has_the_rate_that_it_is_given(strategy, folder):
+    data, options = unequal(10), {"local_batch_size": 10}
+    keep = tfdist.Checkpoints(folder / "kept")
+    begun, _ = trained(data, 1, fit={"callbacks": [keep]}, **options)
+    anew = tfdist.Checkpoints(folder / "kept", resume=True)
+    still, _ = trained(data, 2, fit={"callbacks": [anew]}, server_learning_rate=1e-9, **options)
+    assert difference(begun, still) <= 1e-6
 
 
 @scenario
@@ -787,6 +839,9 @@ def what_cannot_be_honoured_is_refused(strategy, folder):
         def train_step(self, data):
             return {}
 
+    class Adam(optimizers.Adam):
+        pass
+
     def own_step():
         inputs = keras.Input((4,))
         model = OwnStep(inputs, layers.Dense(3)(inputs))
@@ -806,6 +861,12 @@ def what_cannot_be_honoured_is_refused(strategy, folder):
         (lambda: model_fn(optimizers.SGD(0.1, weight_decay=0.1)), "weight_decay.*AdamW"),
         (lambda: model_fn(optimizers.SGD(decay)), "LearningRateScheduler"),
         (lambda: model_fn(optimizers.legacy.SGD(0.1, decay=0.1)), "without decay"),
+        (lambda: model_fn(optimizers.legacy.Adagrad(0.1)), "legacy.Adagrad"),
+        (lambda: model_fn(Adam(0.1)), r"federated_scenarios\.Adam|__main__\.Adam|Adam"),
+        (
+            lambda: model_fn(None, layers.Dense(3, kernel_constraint="non_neg", name="bound")),
+            "constraint of bound/kernel",
+        ),
         (own_step, "train_step"),
         (eagerly, "run_eagerly"),
     ):
@@ -832,6 +893,11 @@ def what_cannot_be_honoured_is_refused(strategy, folder):
         model.fit(clients, validation_data=clients)
     with pytest.raises(OptionError, match="number of clients"):
         strategy.dataset(records(5))
+    for clients in (2.5, "10", 0):
+        with pytest.raises(OptionError, match="whole number of at least 1, but found"):
+            strategy.dataset(records(5), clients=clients)
+    with pytest.raises(OptionError, match="global_batch_size"):
+        strategy.dataset(unequal(5), global_batch_size=0)
     with pytest.raises(DataError, match="shape"):
         model.fit(strategy.dataset({"a": (np.zeros((5, 3), np.float32), np.zeros(5, int))}))
     with (

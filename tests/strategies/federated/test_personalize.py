@@ -22,6 +22,7 @@ OPTIMIZERS = {
     "sgd": lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9),
     "adam": lambda: tf.keras.optimizers.Adam(0.05),
     "old": lambda: tf.keras.optimizers.legacy.SGD(0.1, momentum=0.9),
+    "old adagrad": lambda: tf.keras.optimizers.legacy.Adagrad(0.1),
 }
 
 

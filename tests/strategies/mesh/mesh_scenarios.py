@@ -197,6 +197,9 @@ def nested():
     x = Composite()(inputs)
     x = Twice()(L.Dense(8)(x))
     x = L.Add()([inner(x), inner(inputs)])
+    # Fixed to inference by its place, not by its name.
+    fixed = keras.Sequential([keras.Input((16,)), L.Dropout(0.5), L.BatchNormalization()])
+    x = L.Dropout(0.5)(fixed(x, False), False)
     return compiled(inputs, L.Dense(2)(x), keras.optimizers.SGD(0.05, momentum=0.9)), rows(30, 8)
 
 
@@ -345,7 +348,10 @@ def padded():
     x = L.Embedding(16, 16)(ids)
     y = PaddedAttention()(x, ids)
     y = y * tf.cast(ids > 0, tf.float32)[..., tf.newaxis]
-    return compiled(ids, L.Dense(2)(L.Flatten()(y))), RNG.integers(0, 16, (30, 6))
+    # Both cast whole numbers, as Keras' do.
+    of_numbers = L.Dense(8, "tanh")(L.Concatenate()([L.BatchNormalization()(ids), L.Dense(4)(ids)]))
+    x = L.Concatenate()([L.Flatten()(y), of_numbers])
+    return compiled(ids, L.Dense(2)(x)), RNG.integers(0, 16, (30, 6))
 
 
 def clipped():
@@ -384,6 +390,37 @@ def exact(*wanted):
                 )
                 result[f"{make.__name__} {batch}x{model}"] = report.difference
     return result
+
+
+class Scaled(L.Layer):
+    def __init__(self):
+        super().__init__(name="scaled")
+        self.dense, self.factor = L.Dense(6), 1.0
+
+    def call(self, x):
+        return self.factor * self.dense(x)
+
+
+@scenario
+def settings_of_layers():
+    """Those of a composite layer may be set after the build; its weights are read by no step."""
+
+    def model_fn():
+        inputs = keras.Input((6,))
+        return compiled(inputs, L.Dense(2)(Scaled()(inputs)))
+
+    x = rows(8, 6)
+    with mesh(1, 2) as strategy:
+        model = strategy.build(model_fn)
+        model.fit(x, rows(8, 2), verbose=0)
+        read = len(known_of(model, MeshModel, "a test").host._traced_reads)
+        model.get_layer("scaled").factor = 0.5
+        model.compile("sgd", "mse")
+        found = model.predict(x, verbose=0)
+        expected = model_fn()
+        expected.set_weights(model.get_weights())
+        expected.get_layer("scaled").factor = 0.5
+        return {"difference": difference([found], [expected.predict(x, verbose=0)]), "read": read}
 
 
 @scenario

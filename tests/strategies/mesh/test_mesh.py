@@ -80,6 +80,12 @@ def test_layers_are_exact(model_on_mesh, results):
     assert of(results, "exact")[model_on_mesh] <= _TOLERANCE
 
 
+def test_settings_of_layers_count_as_they_are(results):
+    found = of(results, "settings_of_layers")
+    assert found["difference"] <= _TOLERANCE
+    assert found["read"] == 0
+
+
 def test_a_layout_is_the_users_where_he_gives_one(results):
     layout = of(results, "layout")
     assert layout["difference"] <= _TOLERANCE
@@ -226,6 +232,14 @@ def test_an_axis_is_a_whole_number(options):
 def test_devices_are_names(devices):
     with pytest.raises(OptionError, match=r"devices of a mesh must be names, but found .*GPU:0"):
         tfdist.strategy("mesh", devices=devices)
+
+
+@pytest.mark.parametrize("devices", [["cpu0", "cpu1"], ["CPU", "CPU:x"]])
+def test_devices_that_do_not_exist(devices, results):
+    del results  # Which are made first: this process gets its devices here.
+    strategy = tfdist.strategy("mesh", model=2, devices=devices)
+    with pytest.raises(OptionError, match="the devices of a mesh must exist, but found"):
+        strategy.start()
 
 
 def test_devices_on_the_command_line():

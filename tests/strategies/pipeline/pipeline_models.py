@@ -203,7 +203,8 @@ def _nested(keras: Any, layers: Any) -> tuple[Any, Any]:
     deep = keras.Sequential([keras.Input((8,)), settled, layers.Dense(6, "tanh")], name="inner")
     inputs = keras.Input((8,))
     x = twice([inputs, layers.Dense(8)(inputs)])
-    return inputs, layers.Dense(3)(deep(twice([x, inputs]), training=False))
+    # By its place, not by the name of ``training``.
+    return inputs, layers.Dense(3)(deep(twice([x, inputs]), False))
 
 
 def _frozen_norm(keras: Any, layers: Any) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ import pytest
 from tensorflow import keras
 
 import tfdist
+from tfdist.errors import ModelError
 
 
 def model_fn() -> Any:
@@ -37,6 +38,19 @@ def test_table_chart_and_picture(strategy, tmp_path):
     assert "theory 0.0%" in str(description)
     description.draw(tmp_path / "chart.png")
     assert (tmp_path / "chart.png").stat().st_size > 1000
+
+
+def test_it_is_known_when_the_devices_are_given_back():
+    with tfdist.strategy("pipeline", stages=1, microbatches=4) as strategy:
+        model = strategy.build(model_fn)
+    (row,) = strategy.describe(model).stages
+    assert row.first == "a"
+
+
+def test_layers_that_were_made_before_are_refused(strategy):
+    model = model_fn()
+    with pytest.raises(ModelError, match=r"the same model each time.*variable 'a/kernel:0'"):
+        strategy.build(lambda: model)
 
 
 def test_measured_costs_are_shown():

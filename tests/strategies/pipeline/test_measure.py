@@ -67,6 +67,14 @@ def test_statistics_stay_as_they_were():
     assert np.array_equal(norm.moving_variance, np.ones(6))
 
 
+def test_a_layer_may_read_a_tensor_twice():
+    inputs = keras.Input((4, 6))
+    outputs = layers.MultiHeadAttention(2, 3)(inputs, inputs)
+    graph = graph_of(keras.Model(inputs, outputs), needed_by="it", otherwise="not")
+    (cost,) = measure(graph, ROWS).costs
+    assert cost.kept_bytes > 0
+
+
 def test_sizes_must_be_known():
     with pytest.raises(OptionError, match="fixed shape"):
         measured(layers.Dense(6), shape=(None, 6))

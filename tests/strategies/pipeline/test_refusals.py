@@ -191,6 +191,12 @@ def test_models_that_cannot_be_a_pipeline(make, chosen, error, part):
         ({"batch_norm": "none"}, "Choose one of synchronized, per_microbatch"),
         ({"recompute": "yes"}, "recompute must be a known one"),
         ({"stages": 3, "cut_after": "a"}, "one layer fewer than there are parts, here 2"),
+        ({"cut_after": 3}, "cut_after must name layers, but found 3"),
+        ({"cut_after": [1]}, "cut_after must name layers, but found [1]"),
+        (
+            {"freeze_until": "a", "frozen_cache": "disk", "frozen_cache_dir": __file__},
+            "frozen_cache_dir must be a folder, but found the file",
+        ),
         ({"schedule": "interleaved", "microbatches": 3}, "Choose microbatches=4"),
     ],
 )

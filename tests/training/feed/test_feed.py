@@ -183,6 +183,7 @@ def test_autograph_rewrites_a_map_fn_and_nothing_else(last, monkeypatch):
 
 def test_class_weights_multiply_sample_weights():
     import numpy as np
+    import tensorflow as tf
 
     from tfdist.records.reading.reader import open_records
 
@@ -192,6 +193,16 @@ def test_class_weights_multiply_sample_weights():
         feed = Feed(records=open_records((x, labels, weight)), global_batch_size=6, shared=False)
         batch = next(iter(feed.weighted_by_class({0: 0.5, 1: 3.0, 2: 1.0}).epochs(0, 1)))
         np.testing.assert_allclose(batch[2], [1, 6, 2, 1, 6, 2])
+    # What Python makes is of any size in each dimension.
+    for labels in (y[:, None], one_hot):
+        feed = Feed(records=open_records((x, labels)), global_batch_size=6, shared=False)
+        feed = feed.weighted_by_class({0: 0.5, 1: 3.0, 2: 1.0})
+        of_python = tf.function(
+            feed._weigh_by_class,
+            input_signature=[tf.TensorSpec([None]), tf.TensorSpec([None, None], labels.dtype)],
+        )
+        weights = of_python(x.astype(np.float32), labels)[2]
+        np.testing.assert_allclose(weights, [0.5, 3, 1, 0.5, 3, 1])
     records = open_records((x, y[:, None], weight[:, None]))
     feed = Feed(records=records, global_batch_size=6, shared=False)
     by_class = dict(zip(np.unique(y.astype(np.float32)), [0.5, 3.0, 1.0], strict=True))

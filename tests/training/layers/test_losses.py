@@ -50,6 +50,12 @@ def test_whether_the_compiled_loss_is_shown(kind, uses):
     assert losses.uses_compiled_loss(built(kind, loss="mse")) == uses
 
 
+def test_a_batch_without_rows_is_no_part_of_anything():
+    shares = [([2, 8], 0.25), ([0, 8], 0.0), ([0, 0], 0.0)]
+    for share, part in shares:
+        assert float(losses.part_of(tf.constant(share, tf.int64))) == part
+
+
 def test_a_compilation_is_taken_over_once_and_stays_keras_for_others(tmp_path):
     model = built(Plain, loss="mse", metrics=["mae"])
     binding = Binding(model, Alone())

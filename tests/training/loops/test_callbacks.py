@@ -12,7 +12,12 @@ from tfdist.strategies.single import Alone
 from tfdist.training.checkpoints import callback_state
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.elastic_collective import ElasticCollective
-from tfdist.training.loops.callbacks import JobCallbacks, OfTheChief, for_process
+from tfdist.training.loops.callbacks import (
+    JobCallbacks,
+    OfTheChief,
+    for_process,
+    infinite_losses,
+)
 
 keras = tf.keras
 
@@ -29,6 +34,12 @@ class Heard(keras.callbacks.Callback):
 
     def on_test_batch_begin(self, batch, logs=None):
         self.batches.append(("test", batch))
+
+
+def test_losses_that_are_no_finite_numbers():
+    logs = {"loss": np.array([1.0, 2.0]), "val_loss": float("nan")}
+    assert infinite_losses(logs) == ["val_loss"]
+    assert infinite_losses({"loss": np.array([1.0, np.inf]), "mae": np.nan}) == ["loss"]
 
 
 def test_those_that_watch_a_silent_fit_hear_of_its_batches():

@@ -131,13 +131,42 @@ def test_layers_that_draw_by_themselves_are_refused():
         gradients(model, Recomputation(bound(model), ["a", "noise"]), np.ones((2, 8), np.float32))
 
 
-def test_layers_that_change_variables_are_refused():
+def test_a_nested_model_that_is_fixed_to_inference():
+    # An RNN takes its state where its call takes ``training``.
+    nested = [
+        layers.Bidirectional(layers.LSTM(3)),
+        layers.BatchNormalization(),
+        layers.Dropout(0.5),
+    ]
+    base = keras.Sequential([keras.Input((4, 8)), *nested], name="base")
+    for fixed in ({"training": False}, ()):
+        inputs = keras.Input((4, 8))
+        x = base(inputs, **fixed) if fixed else base(inputs, False)
+        model = keras.Model(inputs, layers.Dense(1)(x))
+        model.compile("sgd", "mse")
+        rows = np.random.default_rng(0).normal(size=(3, 4, 8)).astype(np.float32)
+        y, _ = gradients(model, Recomputation(bound(model), ["base"]), rows)
+        np.testing.assert_allclose(y, model(rows, training=False), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda calls, x: calls.assign_add([1.0, 1.0]),
+        lambda calls, x: calls[0].assign(1.0),
+        lambda calls, x: calls.scatter_add(tf.IndexedSlices([1.0], [0])),
+        lambda calls, x: tf.cond(
+            tf.reduce_any(x > 0), lambda: calls.assign_add([1.0, 1.0]), lambda: calls + 0.0
+        ),
+    ],
+)
+def test_layers_that_change_variables_are_refused(change):
     class Counts(layers.Layer):
         def build(self, shape: Any) -> None:
-            self.calls = self.add_weight("calls", [], initializer="zeros", trainable=False)
+            self.calls = self.add_weight("calls", [2], initializer="zeros", trainable=False)
 
         def call(self, x: tf.Tensor) -> tf.Tensor:
-            self.calls.assign_add(1)
+            change(self.calls, x)
             return x
 
     model = compiled(layers.Dense(8, name="a"), Counts(name="counts"), layers.Dense(1))

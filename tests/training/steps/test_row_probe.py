@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow import keras
 
 from tfdist.training.steps.row_probe import coupled, explained
-from tfdist.training.steps.row_probe_rows import ROWS, filled_up
+from tfdist.training.steps.row_probe_rows import ROWS, filled_up, with_sizes_of
 
 layers = keras.layers
 _SPEC = (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64))
@@ -465,6 +465,24 @@ def test_real_rows_show_what_made_up_ones_do_not(middle, loss, found):
         np.concatenate([np.ravel(w) for w in before]),
         np.concatenate([np.ravel(w) for w in built.get_weights()]),
     )
+
+
+def test_a_metric_that_is_named_hides_no_loss():
+    built = model(of_rows)
+    built.compile("sgd", keras.losses.CosineSimilarity(axis=0), metrics=[summed])
+    rows = filled_up((np.eye(3, dtype=np.float32), np.eye(3, 4, dtype=np.float32)))
+    spec = (_SPEC[0], tf.TensorSpec([None, 4]))
+    told = explained(built, spec, rows)
+    assert any("metric 'summed'" in each for each in told)
+    assert len(told) > 1
+
+
+def test_rows_give_their_sizes():
+    spec = {"a": tf.TensorSpec([None, None]), "b": tf.TensorSpec([None], tf.int64)}
+    rows = {"a": np.zeros((8, 5), np.float32), "b": np.zeros(8, np.int64)}
+    found = with_sizes_of(rows, spec)
+    shapes = {name: each.shape.as_list() for name, each in found.items()}
+    assert shapes == {"a": [None, 5], "b": [None]}
 
 
 def test_few_rows_are_taken_again():

@@ -125,8 +125,10 @@ class _OfClipped(tfp.SumAggregationDPQuery):
         return self._query.derive_metrics(global_state)
 
 
-class TrimmedMeanFactory(tff.aggregators.UnweightedAggregationFactory):
+class TrimmedMeanFactory(tff.aggregators.WeightedAggregationFactory):
     """Averages each coordinate without its largest and smallest values, all clients alike.
+
+    Those of weight 0 are left out.
 
     Yin et al. 2018, arXiv:1803.01498. Trimming half on either side leaves the median.
 
@@ -137,7 +139,7 @@ class TrimmedMeanFactory(tff.aggregators.UnweightedAggregationFactory):
     def __init__(self, trim_fraction: float):
         self._trim_fraction = trim_fraction
 
-    def create(self, value_type: Any) -> Any:
+    def create(self, value_type: Any, weight_type: Any) -> Any:
         specs = tff.types.structure_from_tensor_type_tree(
             lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), value_type
         )
@@ -151,10 +153,12 @@ class TrimmedMeanFactory(tff.aggregators.UnweightedAggregationFactory):
             [tff.TensorType(spec.dtype.as_numpy_dtype, [None, *spec.shape]) for spec in flat]
         )
 
-        @tff.tensorflow.computation(rows_type, value_type)
-        def add(rows: Any, value: Any) -> list[tf.Tensor]:
+        @tff.tensorflow.computation(rows_type, tff.to_type((value_type, weight_type)))
+        def add(rows: Any, weighed: Any) -> list[tf.Tensor]:
+            value, weight = weighed
+            count = tf.cast(weight > 0, tf.int32)
             leaves = tf.nest.flatten(value)
-            return [tf.concat([a, b[None]], 0) for a, b in zip(rows, leaves, strict=True)]
+            return [tf.concat([a, b[None][:count]], 0) for a, b in zip(rows, leaves, strict=True)]
 
         @tff.tensorflow.computation(rows_type, rows_type)
         def merge(rows: Any, others: Any) -> list[tf.Tensor]:
@@ -170,10 +174,13 @@ class TrimmedMeanFactory(tff.aggregators.UnweightedAggregationFactory):
             return tff.federated_value((), tff.SERVER)
 
         @tff.federated_computation(
-            tff.FederatedType((), tff.SERVER), tff.FederatedType(value_type, tff.CLIENTS)
+            tff.FederatedType((), tff.SERVER),
+            tff.FederatedType(value_type, tff.CLIENTS),
+            tff.FederatedType(weight_type, tff.CLIENTS),
         )
-        def advance(state: Any, value: Any) -> Any:
-            result = tff.federated_aggregate(value, none_yet(), add, merge, report)
+        def advance(state: Any, value: Any, weight: Any) -> Any:
+            weighed = tff.federated_zip((value, weight))
+            result = tff.federated_aggregate(weighed, none_yet(), add, merge, report)
             nothing = tff.federated_value((), tff.SERVER)
             return tff.templates.MeasuredProcessOutput(state, result, nothing)
 

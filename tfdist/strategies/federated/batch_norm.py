@@ -91,7 +91,8 @@ def _replaced(layer: Any) -> Any:
         axis = axis[0]
     channels = int(layer.moving_mean.shape[0])
     kept = ("name", "trainable", "dtype", "epsilon", "center", "scale")
-    also = ("beta_initializer", "gamma_initializer", "beta_regularizer", "gamma_regularizer")
+    kinds = ("initializer", "regularizer", "constraint")
+    also = tuple(f"{name}_{kind}" for name in ("beta", "gamma") for kind in kinds)
     options = {name: config[name] for name in (*kept, *also)}
     most = min(_MOST_GROUPS, max(1, channels // _CHANNELS_IN_GROUP))
     groups = max(number for number in range(1, most + 1) if channels % number == 0)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.compat import import_tensorflow_federated
-from tfdist.errors import EngineMissingError
+from tfdist.errors import EngineMissingError, LaunchError
 from tfdist.topology.loopback import Loopback
 
 # Sets PR_SET_PDEATHSIG to SIGKILL, which survives exec; the parent may be dead by then already.
@@ -32,6 +32,8 @@ _START_TIMEOUT_S = 60.0
 _GRACE_S = 5.0
 _POLL_S = 0.02
 _MAX_MESSAGE_BYTES = 2_000_000_000
+# Deaths of the worker within one call: the next try would end as these did.
+_MOST_DEATHS = 3
 
 
 def import_tff() -> Any:
@@ -69,6 +71,7 @@ class Engine:
             )
         self._binary = str(binary)
         self._process: subprocess.Popen | None = None
+        self._deaths = 0
         self._stub: Any = None
         self._channel: Any = None
         stack = self._tff.framework.ResourceManagingExecutorFactory(self._make_executor)
@@ -91,6 +94,7 @@ class Engine:
 
     def active(self) -> contextlib.AbstractContextManager:
         """Encloses calls of computations: they run on this engine."""
+        self._deaths = 0
         return self._tff.framework.get_context_stack().install(self._context)
 
     def close(self) -> None:
@@ -111,7 +115,16 @@ class Engine:
         clients = self._tff.CLIENTS
         cardinalities.setdefault(clients, 0)
         if self._process is None or self._process.poll() is not None:
+            code = None if self._process is None else self._process.returncode
             self.close()
+            self._deaths += code is not None
+            if self._deaths == _MOST_DEATHS:  # TFF itself tries for ever.
+                raise LaunchError(
+                    "TFF's worker must live through a round",
+                    received=f"its end in {self._deaths} tries, with exit code {code}",
+                    mend="Give a round less to hold where memory is short (-9): a smaller "
+                    "local_batch_size, or fewer clients_per_round",
+                )
             self._start()
             atexit.register(self.close)
         executor = self._tff.framework.RemoteExecutor(self._stub)

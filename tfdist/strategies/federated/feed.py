@@ -107,7 +107,9 @@ class ClientFeed:
             )
         spec = OrderedDict(zip(("x", "y", "w"), _by_name(batched), strict=False))
         if self.class_weight:
-            spec["w"] = tf.TensorSpec([None], tf.float32)
+            given = spec.get("w")
+            shape = given.shape if isinstance(given, tf.TensorSpec) else [None]
+            spec["w"] = tf.TensorSpec(shape, tf.float32)
         return spec
 
     def load(self, client: str, round_number: int) -> OrderedDict:
@@ -235,4 +237,8 @@ def _weigh_by_class(
     weights = np.ones(len(classes), np.float32)
     for number, value in class_weight.items():
         weights[classes == number] = value
-    return weights if weight is None else weights * np.asarray(weight, np.float32)
+    if weight is None:
+        return weights
+    weight = np.asarray(weight, np.float32)
+    # There may be one for each label: [records, 1].
+    return weights.reshape(-1, *[1] * (weight.ndim - 1)) * weight

@@ -49,6 +49,14 @@ def check_model(model: tf.keras.Model, options: Options) -> None:
             mend="Compile with reduction='sum_over_batch_size'",
         )
     if options.algorithm != "fedsgd":
+        bound = [w.name for w in model.trainable_weights if getattr(w, "constraint", None)]
+        if bound:
+            raise ModelError(
+                "weights that clients train must have no constraint, of which TFF's optimizers "
+                "know nothing",
+                received=f"a constraint of {', '.join(bound[:3])}",
+                mend="Use a regularizer, or algorithm='fedsgd', where Keras updates the weights",
+            )
         rate = options.client_learning_rate or learning_rate_of(model.optimizer)
         client_optimizer(model.optimizer, rate)
 

@@ -73,6 +73,11 @@ def client_optimizer(optimizer: Any, learning_rate: float) -> Any:
         )
     build = tff.learning.optimizers
     rate = learning_rate
+    old = tf.keras.optimizers.legacy
+    if type(optimizer) not in (getattr(tf.keras.optimizers, kind, None), getattr(old, kind, None)):
+        kind = f"{type(optimizer).__module__}.{kind}"  # Which has the name of one alone.
+    elif type(optimizer) is old.Adagrad:
+        kind = "legacy.Adagrad"  # It adds epsilon outside of the root.
     if kind == "SGD":
         return build.build_sgdm(rate, momentum=config["momentum"] or None)
     if kind in ("Adam", "AdamW"):

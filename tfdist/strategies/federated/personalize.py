@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError, OptionError
-from tfdist.keras.optimizer_copies import decay_alike
+from tfdist.keras.optimizer_copies import decay_alike, make_old_slots
 from tfdist.records.clients.collection import Clients
 from tfdist.records.report_text import as_text
 from tfdist.training.layers.data_errors import explain_value_error
@@ -216,13 +216,13 @@ class _Trial:
         self._model.set_weights(self._weights)
         if hasattr(self._optimizer, "build"):
             self._optimizer.build(self._model.trainable_variables)
+        else:  # Of Keras' old kind.
+            make_old_slots(self._optimizer, self._model.trainable_variables)
         variables = self._optimizer.variables()
         if self._slots is None:
             self._slots = [variable.numpy() for variable in variables]
-        for position, variable in enumerate(variables):
-            # Optimizers of Keras' old kind make their slots, of zeros, at the first step.
-            known = position < len(self._slots)
-            variable.assign(self._slots[position] if known else tf.zeros_like(variable))
+        for variable, value in zip(variables, self._slots, strict=True):
+            variable.assign(value)
 
     def _results(self, records: Any) -> dict[str, float]:
         self._model.reset_metrics()

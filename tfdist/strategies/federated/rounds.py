@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import DataError, WriteError
+from tfdist.errors import DataError, LaunchError, WriteError
 from tfdist.keras.layers import variables_in
 from tfdist.records.reading.shape_errors import explain_shape_error
 from tfdist.strategies.federated.feed import ClientFeed, num_rows
@@ -170,7 +170,7 @@ class RoundRunner:
         self, feed: ClientFeed, cohort: Cohort, ready: list[str], number: int
     ) -> dict[str, str]:
         """Asks each client alone: TFF does not say whose records an error came from."""
-        bad = {}
+        bad, unexplained = {}, 0
         for slot, client in enumerate(ready):
             arrays = feed.load(client, number)
             order = feed.order(num_rows(arrays), slot, number, cohort.shares.get(client))
@@ -179,8 +179,12 @@ class RoundRunner:
                 try:
                     self._server.run(packed)
                 except Exception as error:
+                    if isinstance(error, LaunchError) and len(ready) == 1:
+                        raise
                     bad[client] = _reason(error, self._model)
-        return bad if len(bad) < len(ready) or len(bad) == 1 else {}
+                    unexplained += explain_value_error(error, self._model) is None
+        # What all of them meet is no fault of their records, unless these explain it.
+        return {} if unexplained == len(ready) > 1 else bad
 
     def _leave_out(self, record: Round, client: str, reason: str) -> None:
         record.failed[client] = reason

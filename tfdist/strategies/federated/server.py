@@ -13,7 +13,11 @@ import tensorflow as tf
 from tfdist.compat import import_tensorflow_federated
 from tfdist.errors import ModelError, OptionError
 from tfdist.keras.optimizers import inner_of
-from tfdist.strategies.federated.aggregation import make_aggregator, update_bytes
+from tfdist.strategies.federated.aggregation import (
+    TrimmedMeanFactory,
+    make_aggregator,
+    update_bytes,
+)
 from tfdist.strategies.federated.client_work import build_client_work, zero_weights
 from tfdist.strategies.federated.engine import Engine
 from tfdist.strategies.federated.feed import ClientFeed
@@ -71,6 +75,8 @@ class Server:
         self.next_round = 0
         #: Rounds that have updated the weights, in all fits.
         self.num_rounds = tf.Variable(0, dtype=tf.int64, trainable=False)
+        # Of a private training: checkpoints hold it, as epsilon depends on it.
+        self._num_clients = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def prepare(self, binding: Binding, feed: ClientFeed) -> None:
         """Builds the process of the compiled model for these clients, unless it is built."""
@@ -87,7 +93,7 @@ class Server:
                 flush=True,
             )
         step = TracedStep(binding, feed.batch_spec)
-        self._refuse_clipped_look_ups(step)
+        self._refuse_look_ups(step)
         lost = sorted(step.changed - {variable.name for variable in self._statistics})
         if lost and self._key is None:
             print(
@@ -115,6 +121,7 @@ class Server:
             state = process.initialize()
         if self._options.is_private:
             self._refuse_other_terms((*_terms(state), num_slots))
+            self._num_clients.assign(num_slots)
         self._key, self._process, self._aggregator = key, process, aggregator
         self._non_trainable = step.non_trainable
         self._has_gradients = step.has_gradients
@@ -128,8 +135,17 @@ class Server:
             variable.numpy().nbytes for variable in self._statistics
         )
 
-    def _refuse_clipped_look_ups(self, step: TracedStep) -> None:
+    def _refuse_look_ups(self, step: TracedStep) -> None:
         optimizer = inner_of(self._model.optimizer)
+        old = tf.keras.optimizers.legacy.SGD
+        is_of_clients = self._options.algorithm != "fedsgd" and isinstance(optimizer, old)
+        if is_of_clients and step.looked_up and optimizer.get_config()["momentum"]:
+            raise ModelError(
+                "the old SGD with momentum must train no table on clients, since it moves no row "
+                "but those that were looked up, and TFF's moves all",
+                received=f"legacy.SGD and '{step.looked_up[0]}'",
+                mend="Compile with tf.keras.optimizers.SGD, or leave momentum out",
+            )
         clips = clips_by_norm(optimizer) or limit_of_values(optimizer) is not None
         # Other algorithms have refused what clips at all.
         if clips and step.looked_up:
@@ -224,13 +240,19 @@ class Server:
 
         def beside(model: tf.keras.Model) -> dict[str, Any]:
             slots = {f"slot_{index}": slot for index, slot in enumerate(self._slots)}
-            return {
+            parts = {
                 "optimizer": model.optimizer,
                 "rounds": self.num_rounds,
                 "server": tf.train.Checkpoint(**slots),
             }
+            return parts | ({"clients": self._num_clients} if self._options.is_private else {})
 
-        return Saving(beside=beside, written=self.written, restored=self.restored)
+        return Saving(
+            beside=beside,
+            written=self.written,
+            restored=self.restored,
+            unwritten=["clients"] if self._options.is_private else [],
+        )
 
     @contextlib.contextmanager
     def written(self) -> Iterator[None]:
@@ -243,17 +265,27 @@ class Server:
         with self.written():
             yield
         self.next_round = 0
+        own = self._state
         values = iter([slot.numpy() for slot in self._slots])
-        rest = self._state._replace(global_model_weights=())
+        rest = own._replace(global_model_weights=())
         rest = tf.nest.map_structure(lambda leaf: next(values) if _is_number(leaf) else leaf, rest)
-        self._state = rest._replace(global_model_weights=self._state.global_model_weights)
+        # What was learned is the checkpoint's; rates, momentum and decay are this fit's.
+        finalizer = rest.finalizer
+        if finalizer:
+            rule = server_optimizer(self._options.algorithm, self._options.server_rate)
+            finalizer = rule.set_hparams(finalizer, rule.get_hparams(own.finalizer))
+        self._state = rest._replace(
+            global_model_weights=own.global_model_weights,
+            client_work=own.client_work,
+            finalizer=finalizer,
+        )
         if self._options.is_private:
-            self._refuse_other_terms((*_terms(self._state), *self._private_terms[-1:]))
+            self._refuse_other_terms((*_terms(self._state), int(self._num_clients.numpy())))
 
     def _refuse_other_terms(self, terms: tuple[float, ...]) -> None:
         """Raises OptionError where rounds were run on other terms of privacy: epsilon is of all."""
         if self.num_rounds.numpy() and terms != self._private_terms:
-            names = ("noise", "clients a round", "clients")
+            names = ("noise", "clipping norm", "clients a round", "clients")
             told = [
                 ", ".join(f"{value:.4g} {name}" for value, name in zip(of, names, strict=True))
                 for of in (self._private_terms, terms)
@@ -267,13 +299,15 @@ class Server:
         self._private_terms = terms
 
 
-def _terms(state: Any) -> tuple[float, float]:
-    """Returns the noise of a private server's state, as it is set, and the clients of a round."""
+def _terms(state: Any) -> tuple[float, float, float]:
+    """Returns the noise of a private server's state over its clipping norm, that norm (0 where it
+    adapts), and the clients of a round."""
     query = state.aggregator.query_state
-    noise = getattr(query.numerator_state, "noise_multiplier", None)  # Of a norm that adapts.
-    if noise is None:
-        noise = query.numerator_state.stddev
-    return float(noise), float(query.denominator)
+    norm, noise = 0.0, getattr(query.numerator_state, "noise_multiplier", None)
+    if noise is None:  # It does not adapt; their product alone could be that of others, too.
+        norm = float(query.numerator_state.l2_norm_clip)
+        noise = float(query.numerator_state.stddev) / norm
+    return round(float(noise), 6), norm, float(query.denominator)
 
 
 def _numbers(state: Any) -> list[Any]:
@@ -326,7 +360,8 @@ def build_process(
         optimizer=client,
         num_slots=num_slots,
         statistics=statistics,
-        by_rows=not is_unweighted,
+        # Where all count alike, a weight says no more than who is there.
+        by_rows=not (is_unweighted or isinstance(aggregator, TrimmedMeanFactory)),
         private=aggregator if options.is_private else None,
     )
     if is_unweighted:

@@ -10,7 +10,7 @@ from tfdist.errors import ModelError, OptionError
 from tfdist.strategies.base import DataOptions, ModelOrFn, called, clone, make_feed
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.one_process import OneProcessStrategy
-from tfdist.training.engine.options import picked
+from tfdist.training.engine.options import check_count, picked
 
 if TYPE_CHECKING:
     from tfdist.training.feed.training_data import TrainingData
@@ -213,6 +213,8 @@ class Federated(OneProcessStrategy):
             OptionError: an unknown partition, or no number of clients.
             DataError: the source cannot be read.
         """
+        if global_batch_size is not None:
+            check_count("global_batch_size", global_batch_size)
         asked = self._checked(DataOptions(global_batch_size=global_batch_size or 128, **options))
         from tfdist.records.clients.collection import Clients, open_clients
         from tfdist.strategies.federated.feed import ClientFeed
@@ -240,7 +242,8 @@ class Federated(OneProcessStrategy):
             try:
                 source = opened(clients=clients)
             except OptionError:
-                if clients is not None or ours.clients_per_round is None:
+                is_named = str(partition).startswith("by:")  # Which takes no number.
+                if clients is not None or ours.clients_per_round is None or is_named:
                     raise
                 source = opened(clients=ours.clients_per_round)
         sampler = Sampler(

@@ -160,6 +160,10 @@ class Context:
             return x
         return self.local(lambda x: tf.cast(x, dtype), [x], x.shape.dims, dtype=dtype, name="cast")
 
+    def as_numbers(self, x: Any) -> Any:
+        """Returns whole numbers in the precision of the layer, for one that casts these, too."""
+        return x if x.dtype.is_floating else self.cast(x, self.compute_dtype)
+
     @contextlib.contextmanager
     def computing_as(self, layer: Any) -> Iterator[None]:
         """Encloses the conversion of ``layer``: its precision, Keras' mixed ones included."""

@@ -20,7 +20,8 @@ from tfdist.strategies.mesh.operators import convert_operator
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, refuse_random_numbers, rule_of
 from tfdist.training.layers.randomness import drawing_layers, unseeded
 
-# Where the functional form of a composite layer is kept: (training, shapes) -> model.
+# Where the functional form of a composite layer is kept: (training, shapes, ...) -> model. A trace
+# within a step would read weights, which brings them to the host: see ``HostWeights``.
 _TRACES = "_tfdist_mesh_traces"
 
 
@@ -234,7 +235,14 @@ def _trace(
     traces = layer.__dict__.setdefault(_TRACES, {})
     flat = _flat(arguments)
     shapes = tuple(tuple(d.size for d in x.shape.dims[1:]) for x in flat)
-    key = (context.training, shapes, tuple(x.dtype for x in flat), repr(options))
+    # Its settings may be others when the next step is traced; "_self_" are TensorFlow's own.
+    settings = {
+        name: value
+        for name, value in vars(layer).items()
+        if isinstance(value, (bool, int, float, str)) and not name.startswith("_self_")
+    }
+    dtypes = tuple(x.dtype for x in flat)
+    key = (context.training, shapes, dtypes, repr(options), repr(settings))
     if key not in traces:
         options = dict(options)
         if "training" in inspect.signature(layer.call).parameters:

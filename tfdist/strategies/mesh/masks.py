@@ -6,7 +6,6 @@ Keras attaches a mask to a tensor, and each layer says what becomes of it. Here 
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +15,7 @@ from tfdist.compat import is_keras
 from tfdist.strategies.mesh.context import Context
 from tfdist.strategies.mesh.operations import mtf
 from tfdist.strategies.mesh.registry import UnsupportedLayerError
+from tfdist.training.model.layer_calls import arguments_of
 
 #: Of a call that is given no mask: it has those of its inputs. None, where given, ends them.
 OF_INPUTS = object()
@@ -27,8 +27,10 @@ def apart(layer: Any, arguments: Any, options: dict[str, Any]) -> tuple[Any, dic
     Raises:
         UnsupportedLayerError: the mask is none of tensors on the mesh.
     """
-    names = _arguments_of(layer)
-    place = names.index("mask") if "mask" in names else len(arguments)
+    names = arguments_of(layer)
+    # From there on by name, as ``training`` is read.
+    places = [names.index(name) for name in ("training", "mask") if name in names]
+    place = min([*places, len(arguments)])
     options = options | dict(zip(names[place:], arguments[place:], strict=False))
     mask = options.pop("mask", OF_INPUTS)
     if mask is not OF_INPUTS and not all(
@@ -38,15 +40,9 @@ def apart(layer: Any, arguments: Any, options: dict[str, Any]) -> tuple[Any, dic
     return arguments[:place], options, mask
 
 
-def _arguments_of(layer: Any) -> list[str]:
-    """Returns the arguments that have places of their own: no "*tensors"."""
-    known = inspect.signature(layer.call).parameters.values()
-    return [each.name for each in known if each.kind is each.POSITIONAL_OR_KEYWORD]
-
-
 def is_next(layer: Any, arguments: Any) -> bool:
     """Whether the mask is what the layer's ``call`` takes behind ``arguments``."""
-    return _arguments_of(layer)[len(arguments) :][:1] == ["mask"]
+    return arguments_of(layer)[len(arguments) :][:1] == ["mask"]
 
 
 def for_call(context: Context, layer: Any, arguments: Any, mask: Any) -> Any | None:

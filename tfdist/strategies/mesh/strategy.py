@@ -116,7 +116,8 @@ class Mesh(ModelParallel):
             names = gpus[:count]
         else:
             names = [f"CPU:{i}" for i in range(count)]
-        cpus = [int(name.rpartition(":")[2]) for name in names if "CPU" in name.upper()]
+        parts = [name.upper().rpartition(":") for name in names]  # Others are refused below.
+        cpus = [int(number) for kind, _, number in parts if "CPU" in kind and number.isdecimal()]
         if cpus:
             from tfdist.strategies.mirrored import make_logical_cpus
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import Any
 
 from tfdist import topology
-from tfdist.errors import OptionError, first_line, unknown_choice
+from tfdist.errors import OptionError, first_line, notice, unknown_choice
 from tfdist.strategies.base import ModelOrFn, called, clone
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.rank_devices import choose_gpus, take_threads
@@ -39,11 +38,9 @@ def check_place(place: Topology) -> None:
             "with -o replicas=multi_worker), or with Slurm's srun",
         )
     if topology.lacks_srun():
-        print(
-            "tfdist: warning: this Slurm job has several tasks, but srun did not start this "
+        notice(
+            "warning: this Slurm job has several tasks, but srun did not start this "
             "process: it trains alone. Start it with srun",
-            file=sys.stderr,
-            flush=True,
         )
 
 
@@ -170,7 +167,10 @@ class MultiWorker(DataParallel):
                 mine = choose_gpus(gpus, number, devices_each)
                 tf.config.set_visible_devices(mine, "GPU")
             elif place.local_size > 1 and gpus and not place.has_own_gpus:
-                tf.config.set_visible_devices(gpus[place.local_rank :: place.local_size], "GPU")
+                # As many for each, since TensorFlow counts the replicas of all by its own.
+                each = max(1, len(gpus) // place.local_size)
+                mine = choose_gpus(gpus, place.local_rank, each)
+                tf.config.set_visible_devices(mine, "GPU")
             threads = take_threads(self._threads, place)
             # Collectives occupy threads while they wait for the others, devices while they compute.
             at_once = max(4, threads, devices_each + 2)

@@ -148,6 +148,13 @@ class Frozen:
             OptionError: a row has other outputs then.
         """
         first = self.outputs(x, training=training)
+        rows = len(tf.nest.flatten(x)[0])
+        if any(np.shape(values)[:1] != (rows,) for values in first.values()):
+            raise OptionError(
+                "outputs of frozen layers that are kept must have a row for each record",
+                received=f"one of another length, in the layers up to '{self.last}'",
+                mend="Leave frozen_cache out",
+            )
         again = self.outputs(x, training=training)
         half = -(-len(first[_NAME.format(0)]) // 2)
         turned = tf.nest.map_structure(lambda leaf: leaf[::-1][:half], x)

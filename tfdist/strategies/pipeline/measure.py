@@ -81,9 +81,10 @@ def measure(graph: Graph, rows: int) -> Measured:
     flowing: set[int] = set()  # Tensors that gradients have to reach.
     alone = []
     for call in graph.calls:
-        model = tf.keras.Model(list(call.inputs), list(call.outputs))
-        given = [values[id(symbol)] for symbol in call.inputs]
-        sources = [n for n, symbol in enumerate(call.inputs) if id(symbol) in flowing]
+        inputs = _read_by(call)
+        model = tf.keras.Model(inputs, list(call.outputs))
+        given = [values[id(symbol)] for symbol in inputs]
+        sources = [n for n, symbol in enumerate(inputs) if id(symbol) in flowing]
         key = _key(call, given, sources)
         if key not in known:
             known[key] = _run_alone(call, model, given, sources)
@@ -101,12 +102,18 @@ def _kept_bytes(graph: Graph, alone: list[_Alone], values: dict[int, tf.Tensor])
     """Returns what each call keeps; what several read counts where it was made, and once."""
     read: set[int] = set()
     for call, one in zip(graph.calls, alone, strict=True):
-        read |= {id(call.inputs[n]) for n in one.inputs}
+        inputs = _read_by(call)
+        read |= {id(inputs[n]) for n in one.inputs}
         read |= {id(call.outputs[n]) for n in one.outputs}
     return [
         one.inside_bytes + sum(_bytes(values[id(s)]) for s in call.outputs if id(s) in read)
         for call, one in zip(graph.calls, alone, strict=True)
     ]
+
+
+def _read_by(call: Call) -> list[Any]:
+    """Returns what a call reads, each once: attention to itself reads one tensor twice."""
+    return list({id(symbol): symbol for symbol in call.inputs}.values())
 
 
 def _bytes(tensor: tf.Tensor) -> int:

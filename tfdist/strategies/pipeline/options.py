@@ -54,6 +54,13 @@ class Options:
             if chosen not in known:
                 raise unknown_choice(what, chosen, known)
         check_shard(self.shard, "pipeline")
+        cuts = () if self.cut_after is None else self.cut_after
+        if not isinstance(cuts, Sequence) or not all(isinstance(name, str) for name in cuts):
+            raise OptionError(
+                "cut_after must name layers",
+                received=repr(self.cut_after),
+                mend='Write ["conv1", "dense2"], or -o cut_after=conv1,dense2',
+            )
         if self.cut_names is not None and len(self.cut_names) != self.parts - 1:
             raise OptionError(
                 f"cut_after must name one layer fewer than there are parts, here {self.parts - 1}",
@@ -106,6 +113,12 @@ class Options:
                 mend="Give a folder for 'disk', and none for 'memory'",
             )
         folder = self.frozen_folder
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise OptionError(
+                "frozen_cache_dir must be a folder",
+                received=f"the file {folder}",
+                mend="Name another",
+            )
         if folder is not None and not folder.is_dir() and not folder.parent.is_dir():
             raise OptionError(
                 "the folder above frozen_cache_dir must exist",

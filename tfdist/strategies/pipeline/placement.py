@@ -49,9 +49,12 @@ def place(
     # The second is the user's: its names, of metrics too, are to be those of a model made once.
     with tf.variable_creator_scope(seen), uncounted_names():
         probe = make_model()
-    devices = {
-        seen.numbers[uncast(ref.deref()).ref()]: device for ref, device in devices_of(probe).items()
-    }
+    devices = {}
+    for ref, device in devices_of(probe).items():
+        variable = uncast(ref.deref())
+        if variable.ref() not in seen.numbers:
+            raise _not_the_same(f"variable '{variable.name}', made before model_fn was called")
+        devices[seen.numbers[variable.ref()]] = device
     weights = probe.get_weights()
     placed = _Creator(devices)
     with tf.variable_creator_scope(placed):
@@ -59,10 +62,14 @@ def place(
     if placed.count != seen.count or [w.shape for w in weights] != [
         w.shape for w in model.get_weights()
     ]:
-        raise ModelError(
-            "model_fn, which a pipeline calls twice, must return the same model each time",
-            received=f"{seen.count} variables, then {placed.count}",
-            mend="Make all layers inside model_fn, each time anew",
-        )
+        raise _not_the_same(f"{seen.count} variables, then {placed.count}")
     model.set_weights(weights)
     return model
+
+
+def _not_the_same(received: str) -> ModelError:
+    return ModelError(
+        "model_fn, which a pipeline calls twice, must return the same model each time",
+        received=received,
+        mend="Make all layers inside model_fn, each time anew",
+    )

@@ -232,7 +232,10 @@ class Pipeline(ModelParallel):
 
         plan = known_of(model, Plan, "describe")
         kept = optimizer_bytes(binding_of(model, "describe"))
-        return Description(plan, tuple(self._devices), self._places, kept)
+        # Not ``_devices``, which are given back at the end of the with block.
+        rank = self.topology.rank
+        devices = next((place.devices for place in self._places if place.rank == rank), ())
+        return Description(plan, devices, self._places, kept)
 
     @property
     def _microbatches_of_all(self) -> int:

@@ -8,7 +8,6 @@ anything.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +40,7 @@ from tfdist.training.checkpoints.shared_checkpoints import (
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.elastic_collective import ElasticCollective
 from tfdist.training.engine.folder_lock import FolderLock
+from tfdist.training.engine.metrics import is_finite
 from tfdist.training.engine.on_every_process import on_all, tried
 from tfdist.training.model.lookup_vocabularies import learned_words, take_words
 from tfdist.training.model.stateful_rnn import stateful_layers
@@ -302,7 +302,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
                     self._shared.read(kept, path, _read)
             self._state.check()
             return self._state.start(data, path), None
-        except CheckpointError as error:
+        except (CheckpointError, OptionError) as error:  # It is of another model or other terms.
             return None, error
         except Exception as error:  # TensorFlow's reader raises whatever it stumbles over.
             return None, first_line(error)
@@ -310,13 +310,14 @@ class Checkpoints(tf.keras.callbacks.Callback):
     def _as_written(self, path: str, checkpoint: tf.train.Checkpoint) -> tf.train.Checkpoint:
         """Returns what reads ``path``: those of earlier versions have no words, and of Keras 3
         nothing of ``beside_model``."""
-        if not self._beside and not self._state.words():
+        if not self._beside and not self._saving.unwritten and not self._state.words():
             return checkpoint
         written = [name for name, _ in tf.train.list_variables(path)]
         known = {name.partition("/")[0] for name in written}
         anew = {name: one for name, one in self._beside.items() if name not in known}
+        lacking = {*anew, *(name for name in self._saving.unwritten if name not in known)}
         lacks_words = bool(self._state.words()) and not has_words(written)
-        if not anew and not lacks_words:
+        if not lacking and not lacks_words:
             return checkpoint
         if anew and self._collective.is_chief:
             kinds = (
@@ -330,7 +331,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
                 "it: they begin anew",
                 flush=True,
             )
-        parts = {name: part for name, part in self._parts.items() if name not in anew}
+        parts = {name: part for name, part in self._parts.items() if name not in lacking}
         return tf.train.Checkpoint(state=self._state.trackable(has_words=not lacks_words), **parts)
 
     def remember(self, others: Sequence[tf.keras.callbacks.Callback]) -> None:
@@ -436,7 +437,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         # Counted on from the one before: epochs of another batch have other steps.
         epochs, steps = position.epoch - origin.position.epoch, position.step - origin.position.step
         number = origin.number + epochs * self._state.data.steps_per_epoch + steps
-        is_sound = math.isfinite((logs or {}).get("loss", 0.0))
+        is_sound = is_finite((logs or {}).get("loss", 0.0))
         with self._enclosing():
             if self._shared is None:
                 self._write_whole(number, is_sound)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import warnings
 import zipfile
@@ -67,26 +68,11 @@ def _load(model: Any, path: str) -> None:
     from tfdist.keras.trackables import optimizers_of
     from tfdist.training.model.lookup_vocabularies import follow_variables
 
-    optimizers = {id(one) for one in optimizers_of(model)}
-
-    def is_of_training(name: str) -> bool:
-        held = vars(model).get(name)
-        held = list(held.values()) if isinstance(held, dict) else held
-        held = held if isinstance(held, (list, tuple)) else [held]
-        return name in _OF_TRAINING or (bool(held) and all(id(each) in optimizers for each in held))
-
     with tempfile.TemporaryDirectory(prefix="tfdist-weights-") as folder:
-        file, given, own = (
-            Path(path),
-            Path(folder, "given.weights.h5"),
-            Path(folder, "own.weights.h5"),
-        )
-        if path.endswith(".keras"):
-            with zipfile.ZipFile(path) as archive:
-                file = Path(archive.extract("model.weights.h5", folder))
-        with h5py.File(file) as source, h5py.File(given, "w") as target:
+        given, own = Path(folder, "given.weights.h5"), Path(folder, "own.weights.h5")
+        with h5py.File(_file_in(path, folder)) as source, h5py.File(given, "w") as target:
             for name in source:
-                if not is_of_training(name):
+                if not _is_of_training(model, name, optimizers_of(model)):
                     source.copy(name, target)
             expected = _arrays(target)
         with warnings.catch_warnings():  # Of the optimizer, which has none there.
@@ -98,6 +84,69 @@ def _load(model: Any, path: str) -> None:
             more = sorted(expected - _arrays(source))
     if more:  # Keras passes them by.
         raise ValueError(f"the model has no {', '.join(more)}")
+
+
+def passed_by(model: Any, path: str) -> list[str]:
+    """Returns the names of weights in a file that a model has no place for: Keras passes them by.
+
+    All processes call it together.
+
+    Args:
+        path: of a file that the model has been given.
+    """
+    import h5py
+
+    from tfdist.keras.trackables import optimizers_of
+
+    if not path.endswith(_SUFFIXES):
+        return []  # Keras compares an older file as a whole.
+    of_training = [*optimizers_of(model), *getattr(model, "metrics", ())]
+
+    def is_weight(name: str) -> bool:
+        # Models within it may have been trained by themselves; seeds are no weights.
+        return not {"seed_generator", *_OF_TRAINING} & set(name.split("/")) and not _is_of_training(
+            model, name.partition("/")[0], of_training
+        )
+
+    with tempfile.TemporaryDirectory(prefix="tfdist-weights-") as folder:
+        with h5py.File(_file_in(path, folder)) as given:
+            names = set(filter(is_weight, _arrays(given)))
+        if len(names) == len(model.weights):  # Each has been found.
+            return []
+        own = Path(folder, "own.weights.h5")
+        with contextlib.suppress(OSError):  # There may be no room for it.
+            model.save_weights(own)
+        if not own.exists() or not h5py.is_hdf5(own):  # The chief alone writes one.
+            return []
+        with h5py.File(own) as kept:
+            known = set(map(_today, _arrays(kept)))
+        return sorted(name for name in names if _today(name) not in known)
+
+
+def _today(name: str) -> str:
+    """Returns a name of a file as Keras 3 writes it, which reads those of an earlier Keras."""
+    return name.replace("_layer_checkpoint_dependencies", "layers")
+
+
+def _file_in(path: str, folder: str) -> Path:
+    """Returns the weights of a file: those within a .keras are put into ``folder``."""
+    if not path.endswith(".keras"):
+        return Path(path)
+    with zipfile.ZipFile(path) as archive:
+        return Path(archive.extract("model.weights.h5", folder))
+
+
+def _is_of_training(model: Any, name: str, objects: list[Any]) -> bool:
+    """Whether a group of a file is what a model has for its training alone.
+
+    Args:
+        objects: optimizers, say, that the model holds by names of its own.
+    """
+    held = vars(model).get(name)
+    held = list(held.values()) if isinstance(held, dict) else held
+    held = held if isinstance(held, (list, tuple)) else [held]
+    known = {id(each) for each in objects}
+    return name in _OF_TRAINING or (bool(held) and all(id(each) in known for each in held))
 
 
 def _arrays(file: h5py.File) -> set[str]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -56,11 +56,13 @@ class Saving:
         written: returns a context that encloses the writing of a checkpoint, as where weights that
             lie on several devices are brought together.
         restored: returns a context that encloses the reading of one.
+        unwritten: names in ``beside`` that checkpoints of earlier versions may lack.
     """
 
     beside: Callable[[Any], dict[str, Any]] = _optimizer_of
     written: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
     restored: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+    unwritten: Collection[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

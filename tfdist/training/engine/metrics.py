@@ -25,6 +25,11 @@ def state_of(model: tf.keras.Model) -> list[tf.Variable]:
     return all_raw(variable for metric in model.metrics for variable in metric.variables)
 
 
+def is_finite(value: Any) -> bool:
+    """Whether a result is finite: a number, or several of a step of the user's own."""
+    return all(bool(np.isfinite(each).all()) for each in tf.nest.flatten(value))
+
+
 class MergedResults:
     """``model.get_metrics_result``: between steps, the results of all processes together.
 

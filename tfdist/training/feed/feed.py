@@ -454,11 +454,16 @@ class Feed:
         known = int(max(self.class_weight)) + 1
         table = tf.constant([float(self.class_weight.get(c, math.nan)) for c in range(known)])
         has_last_axis = y.shape.rank is not None and y.shape.rank > 1
-        if has_last_axis and y.shape[-1] != 1:
-            classes = tf.argmax(y, -1)
-        else:
+        size = y.shape[-1] if has_last_axis else 1
+
+        def numbered() -> tf.Tensor:
             numbers = tf.squeeze(y, -1) if has_last_axis else tf.reshape(y, [-1])
-            classes = tf.cast(tf.round(tf.cast(numbers, tf.float64)), tf.int64)
+            return tf.cast(tf.round(tf.cast(numbers, tf.float64)), tf.int64)
+
+        if size is None:  # What Python makes is of any size: the batch tells.
+            classes = tf.cond(tf.shape(y)[-1] > 1, lambda: tf.argmax(y, -1), numbered)
+        else:
+            classes = numbered() if size == 1 else tf.argmax(y, -1)
         weights = tf.gather(table, tf.clip_by_value(classes, 0, known - 1))
         is_named = (classes >= 0) & (classes < known) & ~tf.math.is_nan(weights)
         nameless = tf.unique(tf.boolean_mask(classes, ~is_named)).y

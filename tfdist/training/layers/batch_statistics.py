@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.keras.layers import keeps_unbiased_variance
 from tfdist.keras.tensors import raw
+from tfdist.training.model.precision import full_type
 
 Layer = tf.keras.layers.BatchNormalization
 
@@ -50,7 +51,7 @@ def local_sums(
 
         return real(packed), back
 
-    return sums(tf.cast(inputs, layer.moving_mean.dtype))
+    return sums(tf.cast(inputs, _dtype(layer)))
 
 
 def normalized(
@@ -91,7 +92,7 @@ def normalized(
 
         return x * axes.wide(factor) + axes.wide(offset), back
 
-    x = tf.cast(inputs, layer.moving_mean.dtype)
+    x = tf.cast(inputs, _dtype(layer))
     return tf.cast(normalize(x, total, *gamma, *beta), inputs.dtype)
 
 
@@ -105,7 +106,8 @@ def move_statistics(layer: Layer, total: tf.Tensor) -> None:
     part = tf.where(count > 0, tf.cast(1.0 - layer.momentum, count.dtype), 0)
     for kept, value in ((layer.moving_mean, mean), (layer.moving_variance, kept_variance)):
         moving = raw(kept)
-        moving.assign_sub((moving - tf.reshape(value, moving.shape)) * part)
+        off = tf.cast(moving, value.dtype) - tf.reshape(value, moving.shape)
+        moving.assign_sub(tf.cast(off * part, moving.dtype))
 
 
 def _moments(channels: int, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -126,8 +128,14 @@ def _center(layer: Layer, given: tf.Tensor | None = None) -> tf.Tensor:
     return tf.stop_gradient(_flat(moving_mean))
 
 
+def _dtype(layer: Layer) -> tf.DType:
+    """Returns what statistics are computed in, though Keras 3 may keep them in 16 bits."""
+    return full_type(tf.as_dtype(layer.moving_mean.dtype))
+
+
 def _flat(value: Any) -> tf.Tensor:
     value = tf.convert_to_tensor(value)
+    value = tf.cast(value, full_type(value.dtype))
     return value if value.shape.rank == 1 else tf.reshape(value, [-1])
 
 

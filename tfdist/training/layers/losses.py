@@ -141,7 +141,8 @@ def _count_number(
 def part_of(share: tf.Tensor) -> tf.Tensor:
     """Returns the part of the global batch that a share is, float []."""
     dtype = tf.as_dtype(tf.keras.backend.floatx())
-    return tf.cast(share[0], dtype) / tf.cast(share[1], dtype)
+    # A batch may have no row at all, as the last one of a Sequence.
+    return tf.math.divide_no_nan(tf.cast(share[0], dtype), tf.cast(share[1], dtype))
 
 
 def uncounted(collective: Collective) -> float:
@@ -209,7 +210,7 @@ def is_sum(model: tf.keras.Model) -> bool:
         if loss is not None
     }
     kinds = {str(reduction) for reduction in reductions}
-    if tf.keras.losses.Reduction.NONE in kinds:
+    if {tf.keras.losses.Reduction.NONE, "None"} & kinds:  # Keras 3 takes both.
         raise ModelError(
             "a compiled loss must reduce over the rows of a batch",
             received="a loss with reduction='none'",

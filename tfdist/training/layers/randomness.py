@@ -209,13 +209,21 @@ def unseeded(graph: tf.Graph, operations: Sequence[tf.Operation]) -> list[str]:
     """Returns names of ``operations`` of ``graph`` that draw other numbers each time they run."""
     readers = _readers_of_shared_seed(graph)
     found = [op.name for op in operations if op.type in _UNSEEDED or op.name in readers]
+    return found or of_types(graph, operations, _UNSEEDED.__contains__)
+
+
+def of_types(
+    graph: tf.Graph, operations: Sequence[tf.Operation], is_one: Callable[[str], bool]
+) -> list[str]:
+    """Returns names of ``operations`` of such types, else of those in the functions they call."""
+    found = [op.name for op in operations if is_one(op.type)]
     called = {
         attribute.func.name
         for op in operations
         for attribute in op.node_def.attr.values()
         if attribute.HasField("func")
     }
-    return found or (_unseeded_within(called, graph) if called else [])
+    return found or (_within(called, graph, is_one) if called else [])
 
 
 def _readers_of_shared_seed(graph: tf.Graph) -> set[str]:
@@ -318,7 +326,7 @@ def refuse_unseeded(graph: tf.Graph, operations: Sequence[tf.Operation]) -> None
         )
 
 
-def _unseeded_within(names: set[str], graph: tf.Graph) -> list[str]:
+def _within(names: set[str], graph: tf.Graph, is_one: Callable[[str], bool]) -> list[str]:
     """Returns operations of the functions called ``names``, and of those that they call."""
     library = {each.signature.name: each for each in graph.as_graph_def().library.function}
     waiting, seen, found = list(names), set(), []
@@ -328,7 +336,7 @@ def _unseeded_within(names: set[str], graph: tf.Graph) -> list[str]:
             continue
         seen.add(name)
         for node in library[name].node_def:
-            if node.op in _UNSEEDED:
+            if is_one(node.op):
                 found.append(node.name)
             waiting += [a.func.name for a in node.attr.values() if a.HasField("func")]
     return found

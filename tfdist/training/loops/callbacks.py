@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import OptionError
@@ -18,6 +18,7 @@ from tfdist.training.checkpoints.survival import Survival
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.elastic_collective import ElasticCollective
+from tfdist.training.engine.metrics import is_finite
 from tfdist.training.loops import weight_agreement
 from tfdist.training.loops.chief_only import is_on_chief
 from tfdist.training.model.refusals import refuse_other_keras
@@ -151,7 +152,7 @@ def have_stopped(callbacks: Sequence[Any], collective: Collective) -> bool:
 
 def infinite_losses(logs: dict[str, Any]) -> list[str]:
     """Returns which of "loss" and "val_loss" are there, and no finite numbers."""
-    return [n for n in ("loss", "val_loss") if n in logs and not math.isfinite(float(logs[n]))]
+    return [n for n in ("loss", "val_loss") if n in logs and not is_finite(logs[n])]
 
 
 class OfTheChief(tf.keras.callbacks.Callback):
@@ -351,8 +352,9 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
         new = [name for name in infinite_losses(logs) if name not in self._infinite]
         self._infinite.update(new)
         for name in new if self._collective.is_chief else ():
+            bad = next(each for each in tf.nest.flatten(logs[name]) if not is_finite(each))
             print(
-                f"tfdist: WARNING: {name} is {float(logs[name])} in epoch {epoch + 1}. Lower the "
+                f"tfdist: WARNING: {name} is {np.mean(bad)} in epoch {epoch + 1}. Lower the "
                 "learning rate, clip the gradients, or look for such values in the data",
                 flush=True,
             )

@@ -91,7 +91,7 @@ class Opening:
             own["validation_batch_size"] = rows
         refuse_settled(own, tuple(own))
         rows = rows or batch_size or None
-        if isinstance(data, (tuple, list)) and len(data) in (2, 3):
+        if isinstance(data, (tuple, list)) and len(data) in (1, 2, 3):  # Of x alone by a split.
             x, *rest = data
             own = dict(zip(("y", "sample_weight"), rest, strict=False)) | {"batch_size": rows}
             options["validation_data"] = self.as_feed(x, own)

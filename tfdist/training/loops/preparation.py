@@ -26,7 +26,7 @@ from tfdist.training.loops.opening import Opening
 from tfdist.training.model.lookup_vocabularies import check_vocabularies, follow_variables
 from tfdist.training.model.scaling import ScaleLearningRate, Scaling
 from tfdist.training.steps import layer_state, row_probe
-from tfdist.training.steps.row_probe_rows import ROWS, filled_up
+from tfdist.training.steps.row_probe_rows import ROWS, filled_up, with_sizes_of
 
 
 class Preparation:
@@ -85,6 +85,9 @@ class Preparation:
             self._binding.begun_slots(restores=restores, in_parts=in_parts),
         ):
             start = self._begin_alike(feed, callbacks, begun_at)
+        inner = keras.optimizers.inner_of(model.optimizer)
+        if self._check is not None and keras.optimizers.parts_of(model.optimizer) != [inner]:
+            self._check(model)  # Of several optimizers the parts may be known by now alone.
         if self.scale is not None:
             tells = self._collective.is_chief and begun_at is None
             joins = begun_at is not None
@@ -147,22 +150,28 @@ class Preparation:
             first_rows: returns that many rows of the data, or fewer, or None.
             tells: whether this process has not been told in the same fit.
         """
-        model = self._model
+        model, rows = self._model, None
+        is_alone = self._collective.num_processes == 1
+        if self.checks_rows or (is_alone and not _have_sizes(element_spec[0])):
+            with contextlib.suppress(Exception):  # Reading tells what is wrong with data.
+                rows = filled_up(first_rows(ROWS))
+        tries = tells and self.checks_rows
+        if tries:
+            # With other rows, a rank could do without what others need it for.
+            sums = self._reader.gather(None if rows is None else fingerprint(rows))
+            rows = rows if sums == [sums[0]] * len(sums) else None
+        if rows is not None:
+            with contextlib.suppress(Exception):  # Rows may have other parts than their specs.
+                element_spec = (with_sizes_of(rows[0], element_spec[0]), *element_spec[1:])
         moved = self._binding.moved = row_probe.moved_by(model, element_spec)
         layer_state.refuse_without_way(moved)
         self._binding.alike_look_ups = row_probe.looked_up_alike(model, element_spec)
-        if tells and self.checks_rows:
+        if tries:
             # On all processes: what a user's layer or loss does may need them all.
             options = self._binding.options
             in_microbatches = self._binding.engine.in_microbatches
             by_microbatch = in_microbatches or options.accumulate_steps > 1
             saves_memory = options.recomputes or options.offloads
-            rows = None
-            with contextlib.suppress(Exception):  # Reading tells what is wrong with data.
-                rows = filled_up(first_rows(ROWS))
-            # With other rows, a rank could do without what others need it for.
-            sums = self._reader.gather(None if rows is None else fingerprint(rows))
-            rows = rows if sums == [sums[0]] * len(sums) else None
             of_step = row_probe.step_explained(model, element_spec, rows)
             self._binding.has_told_of_step = bool(of_step)
             found = [
@@ -226,3 +235,9 @@ class Preparation:
 def _warn(found: list[str], collective: Collective) -> None:
     if found and collective.is_chief:
         print(f"tfdist: warning: {'; '.join(found)}", flush=True)
+
+
+def _have_sizes(specs: Any) -> bool:
+    """Whether the specs of inputs tell the size of each row."""
+    shapes = [getattr(spec, "shape", None) for spec in tf.nest.flatten(specs)]
+    return all(s is None or (s.rank is not None and s[1:].is_fully_defined()) for s in shapes)

@@ -30,7 +30,8 @@ from tfdist.training.memory.weight_blocks import Block
 from tfdist.training.model.layer_calls import graph_of, inputs_of
 from tfdist.training.model.logits import logits_of
 
-_ASSIGNING = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+# How types of operations begin that change a variable.
+_ASSIGNING = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign")
 
 
 class Recomputation:
@@ -244,7 +245,7 @@ def refuse_side_effects(
         ModelError: they change variables a second time.
     """
     randomness.refuse_unseeded(graph, operations)
-    assigning = [op.name for op in operations if op.type in _ASSIGNING]
+    assigning = randomness.of_types(graph, operations, lambda kind: kind.startswith(_ASSIGNING))
     if assigning:
         raise ModelError(
             "layers that recompute runs twice must not change variables when they are called",

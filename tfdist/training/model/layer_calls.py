@@ -177,7 +177,7 @@ def _collect(
     """
     for node in nodes_of(model):
         mapped = [tensors[id(tensor)] for tensor in node.keras_inputs]
-        own_training = node.call_kwargs.get("training")
+        own_training = _training_of(node)
         own_training = training if own_training is None else own_training
         produced = tf.nest.flatten(node.outputs)
         if _opens(node, mapped):
@@ -218,8 +218,27 @@ def _called_again(node: Any, tensors: dict[int, Any], training: bool | None) -> 
         lambda value: tensors.get(id(value), value), (node.call_args, node.call_kwargs)
     )
     if training is not None and "training" in inspect.signature(node.layer.call).parameters:
-        options = {**options, "training": training}
+        places = arguments_of(node.layer)[: len(args)]
+        if "training" in places:
+            place = places.index("training")
+            args = (*args[:place], training, *args[place + 1 :])
+        else:  # By its name: RNNs take others by place than their call, Keras 3 tensors alone.
+            options = {**options, "training": training}
     return tf.nest.flatten(node.layer(*args, **options))
+
+
+def _training_of(node: Any) -> Any:
+    """Returns to what a call is fixed: ``layer(x, training=False)``, or ``layer(x, False)``."""
+    if len(node.call_args) < 2:
+        return node.call_kwargs.get("training")
+    names = arguments_of(node.layer)
+    return {**dict(zip(names, node.call_args, strict=False)), **node.call_kwargs}.get("training")
+
+
+def arguments_of(layer: Any) -> list[str]:
+    """Returns the arguments of a layer that have places of their own: no "*tensors"."""
+    known = inspect.signature(layer.call).parameters.values()
+    return [each.name for each in known if each.kind is each.POSITIONAL_OR_KEYWORD]
 
 
 def normalizes(call: Call) -> bool:

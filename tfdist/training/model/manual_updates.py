@@ -7,7 +7,6 @@ model, without a word. That may be meant, so it is a warning.
 from __future__ import annotations
 
 import contextlib
-import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import ModelError
+from tfdist.errors import ModelError, notice
 from tfdist.keras.optimizers import APPLIES
 from tfdist.training.engine.binding import Binding, held_of
 from tfdist.training.engine.collective import Collective
@@ -70,13 +69,11 @@ class Watch:
             raise self._consequence
         self._has_warned = True
         if self._binding.collective.is_chief:
-            print(
-                "tfdist: warning: gradients must be applied by model.fit or model.train_on_batch "
+            notice(
+                "warning: gradients must be applied by model.fit or model.train_on_batch "
                 "to be distributed, but model.optimizer.apply_gradients was called outside of "
                 f"them: {self._consequence}. Give the body of the loop to strategy.run, or move "
                 "what is special about it into a loss, a layer or a callback",
-                file=sys.stderr,
-                flush=True,
             )
 
 
@@ -95,10 +92,8 @@ def warn_of_other_weights(model: tf.keras.Model, collective: Collective) -> None
         rank for rank, sums in enumerate(told) if not np.allclose(sums, told[0], 1e-3, 1e-5, True)
     ]
     if others and collective.is_chief:
-        print(
-            "tfdist: warning: all ranks must hold the same weights when a model is saved, but "
+        notice(
+            "warning: all ranks must hold the same weights when a model is saved, but "
             f"found others on rank {others[0]} than on rank 0, whose are saved. Weights stay "
             "alike where model.fit trains them",
-            file=sys.stderr,
-            flush=True,
         )

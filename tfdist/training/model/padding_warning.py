@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import tensorflow as tf
 
+from tfdist.errors import notice
 from tfdist.keras.layers import layers_in
 
 
@@ -24,10 +23,8 @@ def padded_by_batch(model: tf.keras.Model) -> list[str]:
 def warn_of_padding(model: tf.keras.Model, *, is_chief: bool) -> None:
     names = padded_by_batch(model)
     if names and is_chief:
-        print(
-            "tfdist: warning: texts must be padded to one length for a divided batch to be exact, "
+        notice(
+            "warning: texts must be padded to one length for a divided batch to be exact, "
             f"but found layer '{names[0]}' without output_sequence_length, which pads to the "
             "longest text that a replica sees. Give it output_sequence_length, or mask the padding",
-            file=sys.stderr,
-            flush=True,
         )

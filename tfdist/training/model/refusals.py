@@ -234,12 +234,14 @@ def refuse_steps_within_steps(model: tf.keras.Model) -> None:
     ModelError: the optimizer (of Keras 3) asks in a step whether to update; tf.distribute's
         replicas cannot meet within the answer.
     """
-    optimizer = keras.optimizers.inner_of(model.optimizer)
-    found = keras.optimizers.asks_whether_to_update(optimizer)
-    if found is not None and model.distribute_strategy.num_replicas_in_sync > 1:
-        raise ModelError(
-            "the optimizer of several replicas must update in each step",
-            received=f"{found}={getattr(optimizer, found)}",
-            mend="Leave it out (accumulate_steps of the strategy accumulates gradients), or use "
-            "strategy 'horovod'",
-        )
+    if model.distribute_strategy.num_replicas_in_sync == 1:
+        return
+    for optimizer in keras.optimizers.parts_of(model.optimizer):
+        found = keras.optimizers.asks_whether_to_update(optimizer)
+        if found is not None:
+            raise ModelError(
+                "the optimizer of several replicas must update in each step",
+                received=f"{found}={getattr(optimizer, found)}",
+                mend="Leave it out (accumulate_steps of the strategy accumulates gradients), or "
+                "use strategy 'horovod'",
+            )

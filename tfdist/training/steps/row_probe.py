@@ -76,16 +76,17 @@ def coupled(
         is_tried = getattr(model, "output", None) is not None
         is_tried = is_tried or eager_variables.steps_are_keras_own(model)
         given = with_outputs(model, rows) if is_tried else None
-        with contextlib.suppress(Exception):  # Whatever a user's function does with such rows.
+        # Whatever a user's function does with such rows.
+        with contextlib.suppress(Exception), row_probe_layers.state_kept(model):
             for x, y, y_pred in tried(model.output, element_spec, given):
                 with contextlib.suppress(Exception):
                     found += _losses(model, x, y, y_pred)
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), row_probe_layers.state_kept(model):
             outputs = _outputs_measured(model, element_spec)
             for _, y, y_pred in tried(outputs, element_spec, given):
                 with contextlib.suppress(Exception):
                     found += _metrics(model, y, y_pred, is_weighed=len(rows or element_spec) > 2)
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception), row_probe_layers.state_kept(model):
         for spread in (False, True):
             found += _added(model, made_up(element_spec[0], spread=spread))
     return list(dict.fromkeys(found))
@@ -135,7 +136,8 @@ def moved_by(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[layer
 
 def looked_up_alike(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> frozenset[Any]:
     """Returns references of tables that all rows look up alike: see ``shared_embedding_rows``."""
-    with contextlib.suppress(Exception):  # Whatever a user's layer does with made-up rows.
+    # Whatever a user's layer does with made-up rows.
+    with contextlib.suppress(Exception), row_probe_layers.state_kept(model):
         return shared_embedding_rows.found(model, made_up(element_spec[0]), SLICES)
     return frozenset()
 
@@ -153,15 +155,18 @@ def explained(
         model, element_spec, rows: of ``coupled``.
         gradients: whether to look at those of the whole model, for which activations are kept.
     """
-    found = [no_mean(name) for name in coupled(model, element_spec, rows)]
+    named, seeing = coupled(model, element_spec, rows), coupling_layers_of(model, element_spec)
+    found = [*map(no_mean, named), *map(looks_at_rows, seeing)]
     untried = _untried(model)
-    found += [looks_at_rows(name) for name in coupling_layers_of(model, element_spec)]
+    is_told = bool(seeing) or not _are_metrics(named)
     x, *others = (*element_spec, tf.TensorSpec([None]))[: len(rows or element_spec)]
     x, others = made_up(x), made_up(others, seed=OTHER_ROWS)
     for batch in (rows, (x, *others)):
-        if batch is not None and not found:
-            with contextlib.suppress(Exception):  # Whatever a user's model does with such rows.
-                found = clauses_of(model, *batch, gradients=gradients)
+        if batch is not None and not is_told:
+            # Whatever a user's model does with such rows.
+            with contextlib.suppress(Exception), row_probe_layers.state_kept(model):
+                of_model = clauses_of(model, *batch, gradients=gradients)
+                found, is_told = found + of_model, bool(of_model)
     return [*found, *untried]
 
 
@@ -171,12 +176,20 @@ def explained_of_pass(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> l
     Args:
         element_spec: of a batch, (x[, y[, sample_weight]]); of x alone where outputs count.
     """
-    found = [no_mean(name) for name in coupled(model, element_spec)]
+    named = coupled(model, element_spec)
+    found = [no_mean(name) for name in named]
     rows = made_up(element_spec[0]), *made_up(element_spec[1:], seed=OTHER_ROWS)
-    if not found:
-        with contextlib.suppress(Exception):  # Whatever a user's model does with such rows.
-            found = clauses_of(model, *rows, gradients=False, training=False)
+    if _are_metrics(named):
+        # Whatever a user's model does with such rows.
+        with contextlib.suppress(Exception), row_probe_layers.state_kept(model):
+            found += clauses_of(model, *rows, gradients=False, training=False)
     return found
+
+
+def _are_metrics(named: list[str]) -> bool:
+    """Whether ``coupled`` names metrics alone: they tell nothing of the model and its loss, of
+    which Keras' own are tried with the whole model."""
+    return all(name.startswith("metric ") for name in named)
 
 
 # What is tried -----------------------------------------------------------------------------------

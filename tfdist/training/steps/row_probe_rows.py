@@ -31,6 +31,22 @@ def filled_up(rows: Any) -> Any:
     return tf.nest.map_structure(lambda rows: tf.gather(rows, numbers), rows)
 
 
+def with_sizes_of(rows: Any, spec: Any) -> Any:
+    """Returns the specs of inputs with the sizes of ``rows`` where they tell none.
+
+    What Python makes is of any size in each dimension, and made-up rows of another fit no model.
+    Of labels Keras, too, knows no more, and chooses metrics by that.
+    """
+
+    def sized(spec: Any, row: Any) -> Any:
+        if not isinstance(spec, tf.TensorSpec) or spec.shape.rank != len(row.shape):
+            return spec
+        pairs = zip(spec.shape[1:], row.shape[1:], strict=True)
+        return tf.TensorSpec([*spec.shape[:1], *(size or own for size, own in pairs)], spec.dtype)
+
+    return tf.nest.map_structure(sized, spec, rows)
+
+
 def with_outputs(model: tf.keras.Model, rows: Any) -> tuple[Any, Any, Any] | None:
     """Returns inputs and labels of rows with what ``model`` makes of them, where it can be had."""
     # A model may have its weights elsewhere.

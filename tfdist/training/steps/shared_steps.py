@@ -224,8 +224,10 @@ class SharedSteps:
         model = self._model
         if getattr(model, "output", None) is not None and not loss_masks.can_be(model):
             return None
-        # TensorFlow computes what the masks need of it, and no more.
-        y_pred = keras.steps.called(model, x, training=False)
+        # TensorFlow computes what the masks need of it, and no more; what layers count of their
+        # rows is counted by the microbatches.
+        with losses.counted_as(tf.zeros([], tf.keras.backend.floatx())):
+            y_pred = keras.steps.called(model, x, training=False)
         y, y_pred = _true_rows(share[0], y, y_pred)
         masks, _ = loss_masks.found(model, y, y_pred)
         return loss_masks.counted(masks, y_pred, self._collective.sum)

@@ -23,6 +23,7 @@ def batch_normalization(context: Context, layer: Any, x: Any, mask: Any = None) 
     """Statistics of the global batch, without its padding."""
     if mask is not None and not layer.fused:  # Keras' fused code ignores it too.
         raise UnsupportedLayerError(layer, "it follows a mask: use LayerNormalization")
+    x = context.as_numbers(x)
     rank = len(x.shape.dims)
     axis = layer.axis if isinstance(layer.axis, int) else list(layer.axis)
     if axis not in (rank - 1, -1, [rank - 1], [-1]) or getattr(layer, "renorm", False):

@@ -24,6 +24,7 @@ _FEW_ROWS = range(16, 257)
 def dense(context: Context, layer: Any, x: Any) -> Any:
     """Columns are split where the input is whole, rows where it is split already."""
     check(layer, layer.activation)
+    x = context.as_numbers(x)
     axes = context.layout.asked_for(layer.kernel)
     if axes is None:
         by_columns = context.layout.can_split(layer.units)
