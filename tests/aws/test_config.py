@@ -64,6 +64,7 @@ def test_changes_replace_what_the_file_says():
         ("training.bucket_by_length=often", "'training.bucket_by_length' must be of type bool"),
         ("training.metrics_file=a.prom", "nobody reads it in a container"),
         ("training.channels={more: /tmp}", "training.channels.more must begin with s3://"),
+        ("training.entry_point=src/mine.py", "a file among the scripts.* found src/mine.py"),
         ("training.init_weights=model.keras", "must be CHANNEL/FILE, of one of training.channels"),
         ("security={subnets: [subnet-1]}", "must be given together, but found subnets alone"),
         (

@@ -67,7 +67,10 @@ def test_what_the_training_step_asks_for():
     assert train["StoppingCondition"]["MaxWaitTimeInSeconds"] == 7200
     channels = {c["ChannelName"]: c["DataSource"]["S3DataSource"] for c in train["InputDataConfig"]}
     assert list(channels) == ["manifest", "train", "validation"]
-    assert "Steps.Shard." in channels["train"]["S3Uri"]["Get"]
+    # With a slash, as pipes do not look at names: "train" is not "train2".
+    first, end = channels["train"]["S3Uri"]["Std:Join"]["Values"]
+    assert "Steps.Shard." in first["Get"]
+    assert end == "/"
 
 
 def test_no_execution_finds_what_another_one_left():
@@ -210,6 +213,12 @@ def test_a_metric_that_no_report_has_is_told_with_those_that_it_has():
     path = "regression_metrics.accuracy.value"
     with pytest.raises(OptionError, match=f"found {path}, where 'accuracy' is none of mse"):
         resolver.resolve({"Std:JsonGet": {"PropertyFile": place, "Path": path}})
+    left = {"Std:JsonGet": {"PropertyFile": place, "Path": "regression_metrics.mse"}}
+    condition = {"Type": "LessThanOrEqualTo", "LeftValue": left, "RightValue": 2.0}
+    with pytest.raises(OptionError, match=r"must name a number .* found a part of it"):
+        resolver.holds(condition)
+    left["Std:JsonGet"]["Path"] += ".value"
+    assert resolver.holds(condition)
 
 
 def test_all_may_lie_at_the_root_of_a_bucket():
@@ -276,6 +285,7 @@ CHANGED = [
     r"\.ContainerEntrypoint\[[123]\]",
     r"\.ProcessingInputs\[entrypoint\]\..*",
     r"\.ProcessingInputs\[code\]\.S3Input\.LocalPath",  # A slash at its end.
+    r"\.InputDataConfig\[(manifest|train|validation)\]\.DataSource\.S3DataSource\.S3Uri",  # Too.
     # AWS's own defaults, which need not be said.
     r".*\.AppManaged",
     r".*\.S3CompressionType",
@@ -401,8 +411,13 @@ def test_more_channels_and_weights_to_begin_with():
         "LocalPath": "/opt/ml/output/tensorboard",
         "S3OutputPath": "s3://tfdist-example/digits/logs",
     }
-    with pytest.raises(OptionError, match="names that no channel of the job has, but found train"):
-        built("training.channels={train: s3://zoo/v1}")
+    # Train.py looks for these two by name, also where pipes have others.
+    pipes = "data.channels={train: {mode: Pipe}}"
+    no_split = ("data.split=train=1", "data.channels={}")
+    for name, more in (("train", ()), ("train", (pipes,)), ("validation", no_split)):
+        message = f"names that no channel of the job has, but found {name}"
+        with pytest.raises(OptionError, match=message):
+            built(f"training.channels={{{name}: s3://zoo/v1}}", *more, "evaluation.split=train")
 
 
 def test_steps_are_traced_where_a_job_keeps_its_logs():
@@ -420,9 +435,15 @@ def test_nothing_of_the_users_environment_leads_past_the_stand_in(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "real")
     monkeypatch.setenv("AWS_PROFILE", "real")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://example.invalid")
+    # One service's own goes before that, and this passes over it.
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://example.invalid")
+    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", ".corp")  # Read before NO_PROXY.
     with sessions.loopback("eu-west-1", "bucket") as (made, _):
         assert os.environ["AWS_ACCESS_KEY_ID"] != "real"
         assert "AWS_PROFILE" not in os.environ
         assert os.environ["AWS_ENDPOINT_URL"].startswith("http://127.0.0.1:")
         assert made.client("s3").list_buckets()["Buckets"]
     assert os.environ["AWS_ACCESS_KEY_ID"] == "real"
+    assert os.environ["AWS_ENDPOINT_URL_S3"] == "https://example.invalid"

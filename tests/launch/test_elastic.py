@@ -78,6 +78,9 @@ def test_discovery_scripts_that_cannot_be_used(script, tmp_path):
         slots.write_text(text)
         with pytest.raises(error, match=message):
             discovery.check(str(path))
+    slots.write_bytes(b"h\xfcgel:2\n")
+    with pytest.raises(OptionError, match=r"one host or host:slots|run on this machine"):
+        discovery.check(str(path))
     slots.unlink()
     with pytest.raises(LaunchError, match=r"exit code 0, but found exit code 1 of .*No such file"):
         discovery.check(str(path))
@@ -114,6 +117,7 @@ def test_a_lost_slot_stays_lost_until_it_is_offered_again():
 def test_what_a_user_hears_of_changes():
     members = Membership(Elasticity(min_workers=1, is_fixed=False), timeout_s=60)
     assert members.take({"event": "world", "ranks": {"0": 0, "1": 1}}) is None
+    members.note_step(0, {"event": "step", "step": 3, "steps": 9})  # Of a prediction.
     members.note_step(0, {"event": "step", "epoch": 1, "step": 7})
     assert members.take({"event": "lost", "number": 0, "rank": 0, "host": "h", "code": 137}) is None
     assert members.take({"event": "world", "ranks": {"1": 0}}) == (

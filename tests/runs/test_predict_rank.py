@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tensorflow import keras
 
+from tfdist.errors import ModelError
 from tfdist.runs.predict_rank import load, named_losses, named_outputs
 
 
@@ -18,6 +19,24 @@ def test_outputs_are_of_types_that_files_hold(tmp_path):
         assert found["half"].dtype == np.float32
         np.testing.assert_array_equal(found["half"], [[1.5, 0.10009765625]])
         assert found["word"].tolist() == ["cat", "b\u00e4r"]
+
+
+@pytest.mark.parametrize("file", ["model.keras", "all.weights.h5"])
+def test_weights_that_a_model_has_no_place_for_are_told(tmp_path, file):
+    def of(blocks):
+        layers = [keras.layers.Dense(8) for _ in range(blocks)]
+        model = keras.Sequential([keras.Input((8,)), *layers])
+        model.compile("adam", "mse", metrics=["mae"])
+        model.shown = keras.metrics.Mean()
+        return model
+
+    trained = of(3)
+    trained.fit(np.ones((4, 8)), np.ones((4, 8)), verbose=0)
+    path = str(tmp_path / file)
+    trained.save(path) if file.endswith(".keras") else trained.save_weights(path)
+    load(of(3), path)
+    with pytest.raises(ModelError, match=r"must be those of model .* the model has no .*dense_1"):
+        load(of(1), path)
 
 
 def _of_one(y, predicted):

@@ -154,8 +154,9 @@ def _write(path: Path, rows: np.ndarray, first: int = 0) -> None:
         columns = {"row": numbers, "class": names, "value": rows[:, 0]}
         prediction_table.write_table(path, columns)
     else:
-        several = {"a": rows, "b": rows[:, 0] > 0} if path.suffix == ".npz" else {"a": rows}
-        predict_rank._write(path, several)
+        texts = np.array([["é" * number] for number in range(first, first + len(rows))])
+        several = {"a": rows, "b": rows[:, 0] > 0, "c": texts}
+        predict_rank._write(path, several if path.suffix == ".npz" else {"a": rows})
 
 
 def test_lines_of_other_columns_are_not_joined(tmp_path):

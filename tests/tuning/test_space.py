@@ -78,6 +78,15 @@ def test_what_is_no_space(given, told):
     assert "\n" not in str(found.value)
 
 
+def test_a_name_that_stands_twice(tmp_path):
+    (tmp_path / "space.yaml").write_text("width: [8]\ndepth: [1]\nwidth: [16, 32]\n")
+    with pytest.raises(OptionError, match=r"must hold a space in YAML.*'width' twice"):
+        space.read(tmp_path / "space.yaml")
+    text = "a: &a {low: 1, high: 2}\nb: &b {<<: *a, high: 3}\nc: {<<: [*b, *a], high: 4}\n"
+    (tmp_path / "space.yaml").write_text(text)
+    assert space.read(tmp_path / "space.yaml")["c"] == {"low": 1, "high": 4}
+
+
 def test_what_is_no_yaml(tmp_path):
     (tmp_path / "space.yaml").write_text("a: [")
     with pytest.raises(OptionError, match="must hold a space in YAML"):

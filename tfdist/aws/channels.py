@@ -101,12 +101,7 @@ def channels(
             received=", ".join(sorted(unknown)),
             mend=f"Choose among {', '.join(splits)}",
         )
-    if "train" not in splits:
-        raise DataError(
-            "data to train on must have a split 'train'",
-            received=f"only {', '.join(splits)}",
-            mend="Shard with --split train=8,validation=1,test=1, or say so as data.split",
-        )
+    check_has_train(splits)
     found = [Channel(name=MANIFEST_CHANNEL, uri=f"{root}/{MANIFEST_CHANNEL}/")]
     for split in ("train", "validation"):
         if split in splits:
@@ -120,6 +115,16 @@ def channels(
             mend="Choose mode FastFile",
         )
     return found
+
+
+def check_has_train(splits: Mapping[str, object]) -> None:
+    """Raises DataError where data has no split "train"."""
+    if "train" not in splits:
+        raise DataError(
+            "data to train on must have a split 'train'",
+            received=f"only {', '.join(splits)}",
+            mend="Shard with --split train=8,validation=1,test=1, or say so as data.split",
+        )
 
 
 def _of_split(

@@ -27,6 +27,7 @@ from tfdist.aws.sections import (
     at_least,
 )
 from tfdist.errors import OptionError, TfdistError, unknown_choice
+from tfdist.planning import yaml_file
 from tfdist.runs.settings import Settings
 
 MODES = ("File", "FastFile", "Pipe")
@@ -191,6 +192,13 @@ class TrainingConfig(Settings):
                     received=value,
                     mend="See training.metrics, which CloudWatch shows",
                 )
+        if Path(self.entry_point).name != self.entry_point:
+            raise OptionError(
+                "training.entry_point must be a file among the scripts, which are sent as one "
+                "folder",
+                received=self.entry_point,
+                mend="Put it beside train.py, and give its name alone",
+            )
         for name, uri in self.channels.items():
             _begins(f"training.channels.{name}", uri, "s3://")
         if self.init_weights and self.init_weights.partition("/")[0] not in self.channels:
@@ -359,7 +367,7 @@ def load(path: str | Path, changes: tuple[str, ...] = ()) -> Config:
 
     path = Path(path)
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        value = yaml_file.load(path.read_text(encoding="utf-8"))
         for change in changes:
             _change(value, change)
     except (OSError, UnicodeDecodeError) as error:
@@ -386,8 +394,6 @@ def load(path: str | Path, changes: tuple[str, ...] = ()) -> Config:
 
 
 def _change(value: Any, change: str) -> None:
-    import yaml
-
     place, equals, text = change.partition("=")
     *sections, key = place.split(".")
     if not equals or not key:
@@ -404,7 +410,7 @@ def _change(value: Any, change: str) -> None:
             received=repr(change),
             mend="Write for example evaluation.threshold=0.5",
         )
-    value[key] = yaml.safe_load(text)
+    value[key] = yaml_file.load(text)
 
 
 def _read(cls: type, value: Any, where: str) -> Any:

@@ -89,6 +89,12 @@ class Resolver:
     def holds(self, condition: Mapping[str, Any]) -> bool:
         """Returns whether a condition of a Condition step holds."""
         left, right = (self.resolve(condition[side]) for side in ("LeftValue", "RightValue"))
+        if not isinstance(left, (int, float)):
+            raise OptionError(
+                "evaluation.metric must name a number of the evaluation's report",
+                received="a part of it" if isinstance(left, Mapping) else repr(left),
+                mend="Name the number itself, as multiclass_classification_metrics.accuracy.value",
+            )
         return _COMPARISONS[condition["Type"]](left, right)
 
 

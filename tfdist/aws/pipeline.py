@@ -235,7 +235,7 @@ class _Builder:
         config = self.config
         instance = config.price_table[config.training.instance_type]
         inputs = [
-            replace(channel, uri=self._uri(channel.uri.rstrip("/").rsplit("/", 1)[1]))
+            replace(channel, uri=self._uri(channel.uri.rstrip("/").rsplit("/", 1)[1], "/"))
             for channel in training_channels(config)
         ]
         request = training.request(

@@ -28,7 +28,9 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
     """Changes ``os.environ`` for the block: botocore reads credentials and endpoints there."""
     before = dict(os.environ)
     os.environ.update(changes)
-    for name in _HIDDEN:
+    # The endpoint of one service goes before that of all.
+    of_services = [name for name in before if name.startswith("AWS_ENDPOINT_URL_")]
+    for name in (*_HIDDEN, *of_services):
         os.environ.pop(name, None)
     try:
         yield
@@ -58,7 +60,10 @@ def loopback(region: str, bucket: str) -> Iterator[tuple[Any, dict[str, str]]]:
             "AWS_DEFAULT_REGION": region,
             "AWS_REGION": region,
             "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false",
+            # Python reads the second before the first.
             "NO_PROXY": "127.0.0.1,localhost",
+            "no_proxy": "127.0.0.1,localhost",
         }
         with _environment(leads_there):
             session = boto3.Session(region_name=region)

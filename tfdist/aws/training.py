@@ -213,8 +213,12 @@ def request(
     if training.entry_point == "train.py":
         check_hyperparameters(values)
     security, submitted = config.security, code_uri
+    taken = [_CODE, *(channel.name for channel in inputs)]
+    if training.entry_point == "train.py":
+        # Which looks for them by name, also where there are pipes or no such split.
+        taken += ["train", "validation"]
     for name, uri in training.channels.items():
-        if name in (_CODE, *(channel.name for channel in inputs)):
+        if name in taken:
             raise OptionError(
                 "training.channels must have names that no channel of the job has",
                 received=name,

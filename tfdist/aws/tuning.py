@@ -9,6 +9,7 @@ from typing import Any
 
 from tfdist.aws import training
 from tfdist.aws.config import Config
+from tfdist.aws.container import pipe_channel
 from tfdist.aws.sections import SCALES, RangeConfig, TuningConfig, among
 from tfdist.errors import unknown_choice
 from tfdist.runs.settings import SEARCHED
@@ -34,8 +35,8 @@ def request(config: Config, wanted: TuningConfig, one: Mapping[str, Any]) -> dic
     """
     algorithm = one["AlgorithmSpecification"]
     metrics = [metric["Name"] for metric in algorithm["MetricDefinitions"]]
-    splits = {channel["ChannelName"].partition("_r")[0] for channel in one["InputDataConfig"]}
-    if "validation" not in splits:
+    channels = {channel["ChannelName"] for channel in one["InputDataConfig"]}
+    if channels.isdisjoint(("validation", pipe_channel("validation", 0))):
         metrics = [name for name in metrics if not name.startswith("validation:")]
     if wanted.metric not in metrics:
         raise unknown_choice("tuning.metric", wanted.metric, metrics)

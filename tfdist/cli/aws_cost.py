@@ -113,9 +113,12 @@ def read_records(config: Config, records: int | None) -> int:
             received=f"only data.source {config.data.source}",
             mend="Give --records",
         )
+    from tfdist.aws.channels import check_has_train
     from tfdist.records.format.manifest import load_manifest
 
-    return load_manifest(config.data.folder).splits["train"].records
+    splits = load_manifest(config.data.folder).splits
+    check_has_train(splits)
+    return splits["train"].records
 
 
 def show(config: Config, speed: Speed, records: int, most: int) -> None:

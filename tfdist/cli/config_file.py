@@ -12,6 +12,7 @@ import yaml
 from click.core import ParameterSource
 
 from tfdist.errors import OptionError, unknown_choice
+from tfdist.planning.yaml_file import load
 
 
 class Configurable(click.Command):
@@ -92,21 +93,10 @@ def _nothing_required(params: list[click.Parameter]) -> Iterator[None]:
             param.required = True
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML would take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = next((key for position, key in enumerate(keys) if key in keys[:position]), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"{twice!r} twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def _read(path: Path) -> dict[Any, Any]:
     rule = f"{path} must hold options in YAML"
     try:
-        read = _Loader(path.read_text(encoding="utf-8")).get_single_data()
+        read = load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise OptionError(rule, received=f"an error: {error}", mend="Write epochs: 5") from None
     if read is None:

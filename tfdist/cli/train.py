@@ -94,14 +94,22 @@ def command(where: Where, model: str, data: str, output: Path, **given: Any) -> 
         settings=Settings(**picked(Settings, given)),
         resume=start.resume,
     )
+    progress = None
+    replaces = start.overwrite and not url_of(config["output"])
+    replaces = replaces and RunFolder(config["output"]).config.is_file()
     try:
         with shown(config["epochs"]) as progress:
             run = carry_out(config, where, progress, start, tell=_tell)
     except (KeyboardInterrupt, SystemExit):
         kept = ["the last checkpoint in the bucket"]
+        has_trained = progress is not None and progress.has_trained
         if not url_of(config["output"]):
-            kept = checkpoint_files.finished(RunFolder(config["output"]).checkpoints)
-        voice.part_with(f"the same command with --resume goes on from {kept[-1]}" if kept else "")
+            folder = RunFolder(config["output"])
+            # Until an epoch has ended, what lies there is the training's that was to be replaced.
+            is_own = not replaces or folder.is_staged or has_trained
+            kept = checkpoint_files.finished(folder.checkpoints) if is_own else []
+        how = "--resume in the place of --overwrite" if start.overwrite else "--resume"
+        voice.part_with(f"the same command with {how} goes on from {kept[-1]}" if kept else "")
         raise
     if run is not None:
         place, best = run.url or run.folder, run.best_model_path

@@ -50,6 +50,7 @@ def run(script: str) -> list[Host]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_SCRIPT_TIMEOUT_S,
             check=False,
         )

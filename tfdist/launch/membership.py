@@ -56,7 +56,9 @@ class Membership:
     def note_step(self, number: int, event: dict) -> None:
         """Takes a worker's report of a step: where it was last heard of."""
         if event["event"] == "step" and event["step"] is not None:
-            self._places[number] = f"step {event['step']} of epoch {event['epoch'] + 1}"
+            # A prediction has no epochs.
+            epoch = f" of epoch {event['epoch'] + 1}" if "epoch" in event else ""
+            self._places[number] = f"step {event['step']}{epoch}"
 
     @property
     def first_failure(self) -> Failure | None:

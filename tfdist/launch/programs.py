@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tfdist import topology
 from tfdist.errors import EngineMissingError
@@ -20,6 +22,18 @@ _MENDS = {
 # What a rank on another host needs of this environment. Local ranks inherit all of it.
 _EXPORTED_NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "OPAL_PREFIX")
 _EXPORTED_PREFIXES = ("PYTHON", "TFDIST_", "HOROVOD_", "TF_", "OMP_", "CUDA_", "NCCL_", "XLA_")
+# Linux takes 128 KiB for one argument, and some 2 MB for all.
+_LONGEST_ARGUMENT = 100_000
+
+
+def in_arguments(value: Any) -> list[str]:
+    """Returns what is JSON-able as arguments, for ``from_arguments``: one might be too long."""
+    text = json.dumps(value)
+    return [text[n : n + _LONGEST_ARGUMENT] for n in range(0, len(text), _LONGEST_ARGUMENT)]
+
+
+def from_arguments(arguments: Sequence[str]) -> Any:
+    return json.loads("".join(arguments))
 
 
 def find(name: str, engine: str, environ: Mapping[str, str]) -> str:

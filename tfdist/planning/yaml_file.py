@@ -5,15 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tfdist.errors import DataError, OptionError
+
+_NO_KEYS = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML would take the last."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        # Before what is merged comes in ("<<"), whose keys a mapping's own may replace.
+        own = [key for key, _ in node.value if key.tag not in _NO_KEYS]
+        keys = [self.construct_object(key, deep=True) for key in own]
+        twice = next((key for position, key in enumerate(keys) if key in keys[:position]), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"{twice!r} twice", node.start_mark)
+        return node
+
+
+def load(text: str) -> Any:
+    """Returns what YAML holds. Raises yaml.YAMLError: it is none, or has a key twice."""
+    return _Loader(text).get_single_data()
 
 
 def read_yaml(path: Path) -> Any:
     """Returns what a table in YAML holds. Raises TfdistError where it cannot be read."""
-    import yaml
-
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(
             f"{path} must be readable",

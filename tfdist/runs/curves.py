@@ -9,6 +9,9 @@ from tfdist.records import charts
 from tfdist.runs.files import read_rows, replacing
 from tfdist.runs.folder import RunFolder
 
+# A metric of many values, as F1Score has one a class, would be a picture of many metres.
+_MOST_PANELS = 16
+
 
 def draw(folder: RunFolder, title: str, names: list[str]) -> str:
     """Draws one panel for each metric, training and validation together.
@@ -21,6 +24,8 @@ def draw(folder: RunFolder, title: str, names: list[str]) -> str:
     """
     if not names:
         return "none: the training shows no number of its own"
+    names, more = names[:_MOST_PANELS], len(names[_MOST_PANELS:])
+    title += f"\n{more} more numbers are in {folder.history.name}" if more else ""
     try:
         figure = charts.figure(4.5 * len(names), 3.6)
     except EngineMissingError as error:

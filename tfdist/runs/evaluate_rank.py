@@ -26,6 +26,17 @@ _INTERVAL_S = 1.0
 _PATIENCE_S, _PATIENCE = 3600.0, 10
 
 
+class _Alive(tf.keras.callbacks.Callback):
+    """Tells that an evaluation goes on."""
+
+    _told_at = 0.0
+
+    def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if (now := time.monotonic()) - self._told_at >= _INTERVAL_S:
+            self._told_at = now
+            emit({"event": "waiting"})  # No step, which would be one of the training.
+
+
 class _Watch:
     """Says which checkpoint comes next, and when there will be none any more.
 
@@ -171,7 +182,7 @@ def evaluate(config: dict[str, Any]) -> None:
             rows = read_rows(folder.evaluations)
             if all((row["epoch"], row["step"]) != (epoch, step) for row in rows):
                 emit({"event": "evaluating", "long": True})
-                found = model.evaluate(data, verbose=0, return_dict=True)
+                found = model.evaluate(data, verbose=0, return_dict=True, callbacks=[_Alive()])
                 row = {"epoch": epoch, "step": step, **numbers(found)}
                 _keep(folder, row)
                 emit_numbers({"event": "evaluated", "row": row, "path": str(path)}, "row")

@@ -13,8 +13,6 @@ from typing import Any, BinaryIO
 from tfdist.errors import DataError, extra_module
 
 _COPIED_BYTES = 4 << 20
-# A header of a file .npy is larger with more dimensions only than NumPy has.
-_LONGEST_LINE = 1 << 20
 
 
 def rows_of(file: Path) -> int | None:
@@ -57,7 +55,7 @@ def _join_lines(files: Sequence[Path], out: BinaryIO, *, has_header: bool) -> No
     first = None
     for file in files:
         with file.open("rb") as part:
-            line = part.readline(_LONGEST_LINE if has_header else -1)
+            line = part.readline()
             names = line if has_header else list(json.loads(line))
             _check_alike(file, names, names if first is None else first)
             if first is None or not has_header:
@@ -90,22 +88,28 @@ def _join_arrays(files: Sequence[Path], name: str, out: BinaryIO) -> None:
     """Writes the array ``name`` of all files, as ``np.save`` does."""
     import numpy as np
 
-    shapes = []
+    count, first, dtypes = 0, None, []
     for file in files:
         with _arrays(file) as arrays:
-            shape, dtype, _ = arrays[name]
-        shapes.append((shape[0], (shape[1:], dtype)))
-        _check_alike(file, shapes[-1][1], shapes[0][1])
-    of_row, dtype = shapes[0][1]
+            (rows, *of_row), dtype, _ = arrays[name]
+        # Of texts, each part has the width of its longest.
+        alike = of_row, "text" if dtype.kind == "U" else dtype
+        first = first or alike
+        _check_alike(file, alike, first)
+        count += rows
+        dtypes.append(dtype)
+    widest = max(dtypes, key=lambda dtype: dtype.itemsize)
     header = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
+        "descr": np.lib.format.dtype_to_descr(widest),
         "fortran_order": False,
-        "shape": (sum(rows for rows, _ in shapes), *of_row),
+        "shape": (count, *first[0]),
     }
     np.lib.format.write_array_header_1_0(out, header)
-    for file in files:
+    at_once = max(1, _COPIED_BYTES // widest.itemsize)
+    for file, dtype in zip(files, dtypes, strict=True):
         with _arrays(file) as arrays:
-            shutil.copyfileobj(arrays[name][2], out, _COPIED_BYTES)
+            while block := arrays[name][2].read(at_once * dtype.itemsize):
+                out.write(np.frombuffer(block, dtype).astype(widest, copy=False).tobytes())
 
 
 @contextlib.contextmanager

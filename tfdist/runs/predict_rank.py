@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import warnings
@@ -144,6 +143,7 @@ def load(model: Any, path: str) -> None:
         ModelError: the file holds those of another model, or none, or those of other files.
     """
     from tfdist.export.trust import check_reads_no_others
+    from tfdist.training.checkpoints.init_weights import passed_by
     from tfdist.training.model.lookup_vocabularies import follow_variables
 
     keras_log = logging.getLogger("absl")
@@ -154,6 +154,8 @@ def load(model: Any, path: str) -> None:
             warnings.filterwarnings("ignore", ".* loading for optimizer")
             model.load_weights(path)
         follow_variables(model)
+        if more := passed_by(model, path):
+            raise ValueError(f"the model has no {', '.join(more)}")
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise ModelError(
             f"the weights must be those of model '{model.name}', in a file that Keras wrote "
@@ -215,7 +217,7 @@ def _columns(
         "record": np.concatenate(list(map(np.arange, firsts, ends))),
     }
     if config["keys"] is not None:
-        names = json.loads(Path(config["keys"]["file"]).read_text())
+        names = np.load(config["keys"]["file"], allow_pickle=False)
         keys = {config["keys"]["column"]: names}
     classes = prediction_table.classes_of(schemas, list(outputs))
     return prediction_table.columns_of(keys, outputs, losses, classes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -268,6 +267,8 @@ def _as_shards(
     Raises:
         DataError: they are not what the model was trained on, or nothing tells what that was.
     """
+    import numpy as np
+
     from tfdist.records.buckets.cache import scratch_folder
     from tfdist.records.format.manifest import find_split, load_manifest
     from tfdist.records.writing.as_trained import find_raw, write_as_trained
@@ -293,8 +294,8 @@ def _as_shards(
         )
     with scratch_folder() as folder:
         keys = write_as_trained(raw, load_manifest(training).schema, folder / "shards", share.among)
-        names = folder / "names.json"
-        names.write_text(json.dumps(list(keys.values)))
+        names = folder / "names.npy"
+        np.save(names, keys.values, allow_pickle=False)
         yield str(folder / "shards"), {"column": keys.column, "file": str(names)}
 
 

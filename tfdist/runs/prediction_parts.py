@@ -252,7 +252,9 @@ def merge(output: Path, *, overwrite: bool = False) -> tuple[int, int]:
         raise OptionError(
             "the merged file must be a new one",
             received=f"{output}, which is there already",
-            mend="Move it away, or --overwrite",
+            mend="Name the file of the predictions: shards are there, with no part left to join"
+            if output.is_dir()
+            else "Move it away, or --overwrite",
         )
     notes = _notes(output)
     files = [Part(note.part, note.parts).path_of(output) for note in notes]

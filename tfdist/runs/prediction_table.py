@@ -154,11 +154,7 @@ def write_table(
                 tell()
             parquet.write_table(pyarrow.table(table), temporary)
             return
-        plain = []
-        for values in columns.values():
-            plain.append(_as_text_needs(values))
-            tell()
-        rows = _told(zip(*plain, strict=True), tell)
+        rows = _told(_plain_rows(columns), tell)
         with temporary.open("w", newline="", encoding="utf-8") as file:
             if path.suffix == ".csv":
                 writer = csv.writer(file)
@@ -177,6 +173,13 @@ def _told(rows: Iterator[Any], tell: Callable[[], None]) -> Iterator[Any]:
         if number % _ROWS_BETWEEN == 0:
             tell()
         yield row
+
+
+def _plain_rows(columns: Mapping[str, np.ndarray]) -> Iterator[Any]:
+    """Yields rows of plain values: as lists, all of them would be several times as large."""
+    for start in range(0, max(map(len, columns.values())), _ROWS_BETWEEN):
+        some = (values[start : start + _ROWS_BETWEEN] for values in columns.values())
+        yield from zip(*map(_as_text_needs, some), strict=True)
 
 
 def _as_text_needs(values: np.ndarray) -> list[Any]:

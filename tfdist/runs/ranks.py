@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from tfdist.compat import check_versions, follow_program
 from tfdist.errors import LaunchError, ModelError, OptionError, RankFailedError, TfdistError
-from tfdist.launch import events, jobs, restarts, supervisor
+from tfdist.launch import events, jobs, programs, restarts, supervisor
 from tfdist.launch.jobs import Where
 from tfdist.launch.restarts import announce_restart, complain, show
 from tfdist.runs import user_errors
@@ -117,7 +117,7 @@ def run(
     def make_job(attempt: int) -> supervisor.Job:
         told = config | {"strategy": where.strategy, "options": where.options}
         told |= {"resume": True} if attempt else {}
-        job = where.job([sys.executable, "-m", module, json.dumps(told)])
+        job = where.job([sys.executable, "-m", module, *programs.in_arguments(told)])
         job = replace(job, stop=stop)
         # TensorFlow reports missing CUDA libraries as errors; what matters it raises.
         job.env.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -189,7 +189,7 @@ def run(
 def main(body: Callable[[dict[str, Any]], None]) -> None:
     """The main program of a rank: calls ``body`` with the configuration from the command line."""
     try:
-        body(json.loads(sys.argv[1]))
+        body(programs.from_arguments(sys.argv[1:]))
     except (Exception, SystemExit) as error:
         event = mistake_of(error)
         if event is None:

@@ -358,10 +358,12 @@ def _is_staged(name: str) -> bool:
 
 
 def _in_order(place: Path) -> list[str]:
-    """Returns what is in a snapshot: checkpoints, their list, and then the other files."""
+    """Returns what is in a snapshot; first what the state in a checkpoint tells of, as on a disk:
+    settings, rows, the best model."""
     kept = checkpoint_files.whole(path.name for path in (place / CHECKPOINTS).iterdir())
-    names = [f"{CHECKPOINTS}/{part}" for parts in kept.values() for part in parts]
-    names += [_LIST, *FILES, *places.files_in(place)]
+    names = [*FILES, *places.files_in(place)]
+    names += [f"{CHECKPOINTS}/{part}" for parts in kept.values() for part in parts]
+    names.append(_LIST)
     return [name for name in names if (place / name).is_file()]
 
 

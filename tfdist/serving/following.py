@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from tfdist.errors import LaunchError
+from tfdist.errors import LaunchError, notice
 from tfdist.records.writing.instances import Limits, records_of
 from tfdist.serving import answers, gate, watched
 from tfdist.serving.served import Served
 from tfdist.serving.server import Server
-from tfdist.serving.versions import Version, tell
+from tfdist.serving.versions import Version
 
 _LOOK_S = 1.0
 _POLL_S = 0.1
@@ -60,11 +60,11 @@ class Follower:
             why = version.served.told(error)
             server.versions.refuse(version, why)
             stays = server.versions.current.number
-            tell(f"version {number} is not served, version {stays} stays: {why}")
+            notice(f"version {number} is not served, version {stays} stays: {why}")
         else:
             server.switch(version)
             compared = f": {len(exam.instances)} records are answered as by tfdist predict"
-            tell(f"version {number} is served{compared if exam else ''}")
+            notice(f"version {number} is served{compared if exam else ''}")
 
     def _prepared(self, version: Version) -> gate.Exam | None:
         self._file.copy(version.served.file, version.served.weights)

@@ -15,7 +15,7 @@ import litserve
 from litserve.loops import inference_worker
 from litserve.loops.simple_loops import BatchedLoop
 
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, notice
 from tfdist.records.writing.instances import InstanceError
 from tfdist.serving.served import Served
 
@@ -83,7 +83,7 @@ class Replica(litserve.LitAPI):
         try:
             self._handler = Handler(self.served, self.max_batch_size, self._strategy, self._options)
         except TfdistError as error:
-            print(f"tfdist: {self.served.told(error)}", file=sys.stderr, flush=True)
+            notice(self.served.told(error))
             sys.exit(2)
 
     def decode_request(self, request: Any) -> Any:

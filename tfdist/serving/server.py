@@ -21,7 +21,7 @@ import uvicorn
 from litserve.server import response_queue_to_buffer
 from litserve.utils import LitAPIStatus, WorkerSetupStatus
 
-from tfdist.errors import LaunchError, TfdistError
+from tfdist.errors import LaunchError, TfdistError, notice
 from tfdist.serving.bodies import UnavailableError
 from tfdist.serving.fleet import SIGNALS, Fleet, StartError
 from tfdist.serving.metrics import Metrics
@@ -29,7 +29,7 @@ from tfdist.serving.queues import Together
 from tfdist.serving.replica import LOOK_S, Replica
 from tfdist.serving.scaling import MOST_INSIDE, Rule, Scaling
 from tfdist.serving.served import Served
-from tfdist.serving.versions import Lost, Pending, Version, Versions, tell
+from tfdist.serving.versions import Lost, Pending, Version, Versions
 
 _POLL_S = 0.1
 # Within the time that whoever sends Ctrl-C leaves us: see ``launch.cleanup.TERM_GRACE_S``.
@@ -319,7 +319,9 @@ class Server(litserve.LitServer):
         self._was_asked = False
         wanted = self._rule.observe(time.monotonic(), ongoing)
         if wanted != before:
-            tell(f"{before} to {wanted} replicas, for {self._rule.ongoing:.3g} requests at a time")
+            notice(
+                f"{before} to {wanted} replicas, for {self._rule.ongoing:.3g} requests at a time"
+            )
         self.versions.current.wanted = wanted
 
     async def _repeat(self, version: Version, lost: Lost) -> None:

@@ -6,13 +6,13 @@ Each has a queue of its own, so that no batch and no answer is of two.
 from __future__ import annotations
 
 import asyncio
-import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from litserve.utils import ResponseBufferItem
 
+from tfdist.errors import notice
 from tfdist.serving.fleet import Fleet
 from tfdist.serving.queues import Sender
 from tfdist.serving.served import Served
@@ -94,7 +94,7 @@ class Version:
         taken: set[str] = set()
         for member in lost:
             code = member.process.exitcode
-            tell(f"replica {member.number} ended with code {code}; {self.replicas} left")
+            notice(f"replica {member.number} ended with code {code}; {self.replicas} left")
             taken.update(self.queue.end(member.number))
         can_answer = self.can_answer
         # What none has taken waits for those that are left, if there are any.
@@ -161,7 +161,3 @@ class Versions:
         if self._refused is not None:
             told[self._refused.number] = self._refused
         return [told[n].status() for n in sorted(told, reverse=True) if number in (None, n)]
-
-
-def tell(text: str) -> None:
-    print(f"tfdist: {text}", file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tfdist.errors import OptionError, spelt
-from tfdist.launch import hosts
+from tfdist.launch import hosts, programs
 from tfdist.topology.gpus import VISIBLE, visible_gpus
 
 # After SIGTERM the ranks have 20 s for a checkpoint, and 110 s where they write one: see
@@ -106,7 +106,7 @@ def start(number: int, module: str, request: dict[str, Any], slot: Slot, log: Pa
     request = request | {"parent": os.getpid(), "cpus": slot.cpus}
     with log.open("ab") as printed:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, json.dumps(request)],
+            [sys.executable, "-m", module, *programs.in_arguments(request)],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

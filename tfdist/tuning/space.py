@@ -80,8 +80,10 @@ def read(path: Path) -> Any:
     """Returns what a file of YAML holds. Raises OptionError: it cannot be read."""
     import yaml
 
+    from tfdist.planning.yaml_file import load
+
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise OptionError(
             f"{path} must hold a space in YAML",

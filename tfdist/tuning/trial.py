@@ -16,6 +16,7 @@ from typing import Any
 
 from tfdist import errors
 from tfdist.errors import DivergedError, TfdistError
+from tfdist.launch import programs
 from tfdist.launch.cleanup import die_with_parent
 from tfdist.launch.jobs import Where
 from tfdist.runs.progress import Silent
@@ -30,7 +31,7 @@ def main(work: Callable[[dict[str, Any], Callable[..., None]], None]) -> None:
         work: is called with the request, and with what tells an event.
     """
     die_with_parent(signal.SIGKILL)
-    request = json.loads(sys.argv[1])
+    request = programs.from_arguments(sys.argv[1:])
     if os.getppid() != request["parent"]:  # It died before.
         sys.exit(1)
     if request["cpus"] is not None:
