@@ -410,7 +410,7 @@ def settings_of_layers():
         return compiled(inputs, L.Dense(2)(Scaled()(inputs)))
 
     x = rows(8, 6)
-    with mesh(1, 2) as strategy:
+    with mesh(2, 1) as strategy:
         model = strategy.build(model_fn)
         model.fit(x, rows(8, 2), verbose=0)
         read = len(known_of(model, MeshModel, "a test").host._traced_reads)
