@@ -23,10 +23,15 @@ ADDS_UP_LOOK_UPS = not IS_KERAS_3
 _SEVERAL = getattr(tf.keras.optimizers, "MultiOptimizer", ())
 
 
+def has_parts(optimizer: Any) -> bool:
+    """Whether it is several, Keras 3's MultiOptimizer: with rates of their own, and known late."""
+    return isinstance(inner_of(optimizer), _SEVERAL)
+
+
 def parts_of(optimizer: Any) -> list[Any]:
     """Returns those that update weights: the ones of Keras 3's MultiOptimizer, else itself."""
     inner = inner_of(optimizer)
-    return list(inner.optimizers) if isinstance(inner, _SEVERAL) else [inner]
+    return list(inner.optimizers) if has_parts(optimizer) else [inner]
 
 
 def inner_of(optimizer: Any) -> Any:

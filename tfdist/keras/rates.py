@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.keras.optimizers import inner_of, parts_of, steps_of, variables_of
+from tfdist.keras.optimizers import has_parts, inner_of, parts_of, steps_of, variables_of
 from tfdist.keras.tensors import raw
 from tfdist.keras.trackables import optimizers_of
 from tfdist.keras.version import IS_KERAS_3
@@ -18,7 +18,7 @@ _SCHEDULE = tf.keras.optimizers.schedules.LearningRateSchedule
 def is_fixed(optimizer: Any) -> bool:
     """Whether the learning rate is one number: no schedule, no function as Keras 3 takes one, and
     not those of a MultiOptimizer."""
-    if parts_of(optimizer) != [inner_of(optimizer)]:
+    if has_parts(optimizer):
         return False
     rate = given_learning_rate(optimizer)
     return isinstance(rate, tf.Variable) or not callable(rate)
@@ -29,7 +29,7 @@ def rate_of_last_step(optimizer: Any) -> Any:
 
     None where there are several.
     """
-    if parts_of(optimizer) != [inner_of(optimizer)]:
+    if has_parts(optimizer):
         return None
     rate = optimizer.learning_rate
     schedule = given_learning_rate(optimizer)

@@ -33,6 +33,7 @@ from typing import Any
 
 from tfdist.errors import TfdistError
 from tfdist.launch import discovery
+from tfdist.launch.events import that_fits
 from tfdist.launch.gloo_store import ON_LOOPBACK, GlooStore, place
 from tfdist.launch.hosts import Host
 from tfdist.launch.rank_output import TaggedProcess, asked_to_end, tell
@@ -40,8 +41,6 @@ from tfdist.launch.rank_output import TaggedProcess, asked_to_end, tell
 _TICK_S = 0.05
 _DISCOVERY_S = 1.0
 _LONGEST_TEXT = 2000
-# Bytes of a text in an event, of which a letter may take 12.
-_MOST_BYTES = 3500
 # What std::terminate ends a process with.
 _ABORTED = 128 + signal.SIGABRT
 # Within it the guards have told the ends of all whom one loss has taken along.
@@ -357,10 +356,7 @@ class _Discovery:
     def _complain(self, text: str) -> None:
         if text != self._complaint:  # Not every second.
             self._complaint = text
-            shown = text[:_LONGEST_TEXT]
-            while len(json.dumps(shown)) > _MOST_BYTES:
-                shown = shown[: len(shown) * 3 // 4]
-            tell({"event": "no discovery", "text": shown})
+            tell({"event": "no discovery", "text": that_fits(text[:_LONGEST_TEXT])})
 
 
 def main() -> None:

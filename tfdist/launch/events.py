@@ -15,6 +15,7 @@ VARIABLE = "TFDIST_EVENTS"
 _ATOMIC_BYTES = 4096
 # What a part of a longer event may have.
 _PART_BYTES = 3500
+_LONGEST_TEXT = 3000
 
 
 def emit(event: dict) -> None:
@@ -32,6 +33,14 @@ def emit(event: dict) -> None:
     assert len(line) <= _ATOMIC_BYTES, f"an event of {len(line)} bytes: {event['event']}"
     # The file descriptor, not sys.stdout: a notebook or a test may have replaced that object.
     os.write(1, line)
+
+
+def that_fits(text: str) -> str:
+    """Returns what an event can say of a text: JSON has up to twelve bytes for a letter."""
+    text = text[:_LONGEST_TEXT]
+    while len(json.dumps(text)) > _PART_BYTES:
+        text = text[: len(text) * 3 // 4]
+    return text
 
 
 def emit_numbers(event: dict, name: str) -> None:

@@ -5,7 +5,6 @@ The process that calls it stays light: it starts the ranks, watches them, and sh
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -203,14 +202,6 @@ def main(body: Callable[[dict[str, Any]], None]) -> None:
         os._exit(_ENGINE_ERROR if is_left else _USER_ERROR)
 
 
-def _that_fits(text: str) -> str:
-    """Returns what an event can say of a text: JSON has six bytes for a letter beyond ASCII."""
-    text = text[:3000]
-    while len(json.dumps(text)) > 3500:
-        text = text[: len(text) * 3 // 4]
-    return text
-
-
 def told_mistake(event: Mapping[str, Any]) -> TfdistError:
     """Returns the mistake that another process has told, in its own words."""
     return TfdistError(event["text"])
@@ -228,7 +219,7 @@ def mistake_of(error: Exception | SystemExit) -> dict[str, Any] | None:
     if isinstance(error, TfdistError):
         # The cause of a LaunchError is another rank's, which tells it itself if it can.
         kind = "left alone" if isinstance(error, LaunchError) else "mistake"
-        return {"event": kind, "text": _that_fits(str(error))}
+        return {"event": kind, "text": events.that_fits(str(error))}
     if not isinstance(error, SystemExit):
         return user_errors.explained(error)
     if user_errors.is_ours(error):  # A parameter server's work is done.

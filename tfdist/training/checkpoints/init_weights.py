@@ -68,11 +68,12 @@ def _load(model: Any, path: str) -> None:
     from tfdist.keras.trackables import optimizers_of
     from tfdist.training.model.lookup_vocabularies import follow_variables
 
+    optimizers = optimizers_of(model)
     with tempfile.TemporaryDirectory(prefix="tfdist-weights-") as folder:
         given, own = Path(folder, "given.weights.h5"), Path(folder, "own.weights.h5")
         with h5py.File(_file_in(path, folder)) as source, h5py.File(given, "w") as target:
             for name in source:
-                if not _is_of_training(model, name, optimizers_of(model)):
+                if not _is_of_training(model, name, optimizers):
                     source.copy(name, target)
             expected = _arrays(target)
         with warnings.catch_warnings():  # Of the optimizer, which has none there.

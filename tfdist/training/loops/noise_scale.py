@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError, OptionError
-from tfdist.keras.optimizers import inner_of, parts_of
+from tfdist.keras.optimizers import has_parts, inner_of
 from tfdist.keras.rates import is_fixed
 from tfdist.keras.steps import steps_per_execution
 from tfdist.keras.trackables import optimizers_of
@@ -271,7 +271,7 @@ def _check_rate(binding: Binding) -> None:
     model, received = binding.model, None
     if len(optimizers_of(model)) > 1:
         received = f"{len(optimizers_of(model))} optimizers"
-    elif parts_of(model.optimizer) != [inner_of(model.optimizer)]:
+    elif has_parts(model.optimizer):
         received = f"a {type(model.optimizer).__name__}"
     elif not is_fixed(model.optimizer):
         received = "a schedule"

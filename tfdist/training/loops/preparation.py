@@ -85,8 +85,7 @@ class Preparation:
             self._binding.begun_slots(restores=restores, in_parts=in_parts),
         ):
             start = self._begin_alike(feed, callbacks, begun_at)
-        inner = keras.optimizers.inner_of(model.optimizer)
-        if self._check is not None and keras.optimizers.parts_of(model.optimizer) != [inner]:
+        if self._check is not None and keras.optimizers.has_parts(model.optimizer):
             self._check(model)  # Of several optimizers the parts may be known by now alone.
         if self.scale is not None:
             tells = self._collective.is_chief and begun_at is None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.errors import OptionError
-from tfdist.keras.optimizers import inner_of, parts_of
+from tfdist.keras.optimizers import has_parts, inner_of
 from tfdist.keras.rates import is_fixed
 from tfdist.keras.trackables import optimizers_of
 
@@ -28,7 +28,7 @@ def with_learning_rate(model_fn: Callable[[], Any], rate: float) -> Callable[[],
         found = None
         if len(optimizers_of(model)) > 1:
             found = f"model '{model.name}' with {len(optimizers_of(model))} optimizers"
-        elif parts_of(model.optimizer) != [inner_of(model.optimizer)]:
+        elif has_parts(model.optimizer):
             found = f"model '{model.name}' with a {type(model.optimizer).__name__}"
         elif not is_fixed(model.optimizer):
             found = f"model '{model.name}' with a schedule"
