@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist.compat import is_keras
 from tfdist.keras.layers import called_in, held_by, layers_in
 from tfdist.keras.seeds import seeds_in
-from tfdist.keras.tensors import all_raw
+from tfdist.keras.tensors import all_raw, uncast
 from tfdist.training.engine.binding import held_of
 from tfdist.training.layers.losses import own_functions
 
@@ -187,12 +187,19 @@ def state_kept(model: tf.keras.Model, *, trained: bool = False) -> Iterator[None
     state = all_raw(held_of(model, state))  # What replicas divide is changed by no call.
     left_out = set() if trained else {id(v) for v in all_raw(model.trainable_weights)}
     found = {id(v): v for v in state if isinstance(v, tf.Variable) and id(v) not in left_out}
-    before = [variable.numpy() for variable in found.values()]
+    kept = [own for variable in found.values() for own in _on_replicas(variable)]
+    before = [variable.numpy() for variable in kept]
     try:
         yield
     finally:
-        for variable, value in zip(found.values(), before, strict=True):
+        for variable, value in zip(kept, before, strict=True):
             variable.assign(value)
+
+
+def _on_replicas(variable: tf.Variable) -> Sequence[tf.Variable]:
+    """Returns the variables that replicas in this process have: as one, all of them exchange it."""
+    variable = uncast(variable)
+    return variable.values if isinstance(variable, tf.distribute.DistributedValues) else [variable]
 
 
 def _has_rows(whole: Any, of_part: Any, part: slice) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist.keras.layers import called_in, layers_in
@@ -68,7 +67,7 @@ def clauses_of(
     for in_training in (loud, []) if training else ([],):
         batch, has_loss = (x, y, sample_weight), training or y is not None
         forward = _Forward(model, in_training, batch, gradients, has_loss=has_loss)
-        whole, again = forward.of(slice(None)), forward.of(slice(None))
+        whole, again = forward.of(slice(None)), forward.without_gradient(slice(None))
         if not _part(whole.values, again.values, slice(None), most):
             break
     else:
@@ -89,12 +88,7 @@ def clauses_of(
         return [no_mean("what layers add to the loss (add_loss, activity_regularizer)")]
     if differ([seen.loss for seen in (whole, *parts)], most / 10):
         return [no_mean("the compiled loss")]
-    gradients = [seen.gradient for seen in (whole, *parts)]
-    if any(gradient is None for gradient in gradients):
-        return []
-    joined = gradients[1] * FIRST / ROWS + gradients[2] * (ROWS - FIRST) / ROWS
-    off = np.max(np.abs(gradients[0] - joined), initial=0.0)
-    if off > most * np.max(np.abs(gradients[0]), initial=1e-6):
+    if _is_no_mean([seen.gradient for seen in (whole, *parts)], most):
         return [no_mean("the gradient of the losses")]
     return []
 
@@ -112,6 +106,22 @@ def _part(wholes: Sequence[Any], of_parts: Sequence[Any], rows: slice, most: flo
     return any(row_probe_layers.difference(*pair, rows) > most for pair in pairs)
 
 
+def _is_no_mean(gradients: Sequence[Sequence[tf.Tensor] | None], most: float) -> bool:
+    """Whether gradients of all rows are others than the mean of those of the two parts."""
+    if any(of_rows is None for of_rows in gradients):
+        return False
+    off, largest = 0.0, 1e-6
+    for whole, first, second in zip(*gradients, strict=True):
+        joined = (FIRST * first + (ROWS - FIRST) * second) / ROWS
+        off = max(off, _largest(whole - joined))
+        largest = max(largest, _largest(whole))
+    return off > most * largest
+
+
+def _largest(values: tf.Tensor) -> float:
+    return float(tf.reduce_max(tf.abs(values))) if tf.size(values) else 0.0
+
+
 @dataclass(frozen=True)
 class _Seen:
     """What some rows give.
@@ -120,14 +130,14 @@ class _Seen:
         outputs: of the model.
         added: what layers add to the loss, which is beside it.
         loss: the mean over the rows.
-        gradient: of both, all weights laid flat; None where it cannot be had.
+        gradient: of both, by each weight; None where it cannot be had.
         counted: positions that the losses of outputs count.
     """
 
     outputs: list[tf.Tensor]
     added: tf.Tensor
     loss: tf.Tensor
-    gradient: np.ndarray | None
+    gradient: list[tf.Tensor] | None
     counted: list[tf.Tensor | None]
 
     @property
@@ -162,20 +172,21 @@ class _Forward:
 
     def of(self, rows: slice, counted: Sequence[Any] | None = None) -> _Seen:
         """Returns what these rows give; ``counted``: what the losses of all rows count."""
-        share = tf.constant([len(range(ROWS)[rows]), ROWS], tf.int64)
         if not self._gradients:
-            return self._seen(rows, share, counted)
+            return self.without_gradient(rows, counted)
         with tf.GradientTape() as tape:
-            seen = self._seen(rows, share, counted)
+            seen = self.without_gradient(rows, counted)
             total = seen.loss + seen.added
         gradient = None
         if total.shape.rank == 0:
             with contextlib.suppress(Exception):  # Weights may lie elsewhere.
-                gradient = _flat(tape, total, self._model)
+                gradient = _gradient(tape, total, self._model)
         return replace(seen, gradient=gradient)
 
-    def _seen(self, rows: slice, share: tf.Tensor, counted: Sequence[Any] | None) -> _Seen:
+    def without_gradient(self, rows: slice, counted: Sequence[Any] | None = None) -> _Seen:
+        """Returns what ``of`` does, but no gradient."""
         model = self._model
+        share = tf.constant([len(range(ROWS)[rows]), ROWS], tf.int64)
         x, y, weight = tf.nest.map_structure(lambda t: None if t is None else t[rows], self._batch)
         y_pred = self._walk.run(x, lambda layer, call, outputs: outputs)
         outputs = tf.nest.flatten(y_pred)
@@ -197,10 +208,10 @@ class _Forward:
         return _Seen(outputs, added, loss, None, list(counted or ()))
 
 
-def _flat(tape: tf.GradientTape, loss: tf.Tensor, model: tf.keras.Model) -> np.ndarray:
+def _gradient(tape: tf.GradientTape, loss: tf.Tensor, model: tf.keras.Model) -> list[tf.Tensor]:
     variables = [v for v in model.trainable_variables if v.shape.num_elements() <= MOST_ELEMENTS]
     found = [g for g in tape.gradient(loss, variables) if g is not None]
-    return np.concatenate([np.zeros(0), *(np.ravel(tf.convert_to_tensor(g)) for g in found)])
+    return [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in found]
 
 
 @contextlib.contextmanager
