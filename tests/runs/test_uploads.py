@@ -252,6 +252,26 @@ def test_two_in_one_place():
     assert (uploads.folder / "checkpoints" / "ckpt-2.index").exists()
 
 
+def test_what_takes_long_to_send_leaves_no_mark_silent(monkeypatch):
+    monkeypatch.setattr("tfdist.runs.uploads._BEAT_S", 0.05)
+    beats = []
+
+    def put(self, path, name):
+        while len(beats) < 3:  # The test's own deadline ends it.
+            beats.append(mark()["beat"])
+            while mark()["beat"] == beats[-1]:
+                time.sleep(0.02)
+        return sent(self, path, name)
+
+    with training() as uploads:
+        sent = Store.put
+        monkeypatch.setattr(Store, "put", put)
+        write_epoch(uploads.folder, 1)
+    assert beats == sorted(set(beats))
+    assert not mark()["running"]
+    assert checkpoints(there()) == NAMES_1
+
+
 def test_a_server_that_goes_away_loses_nothing(monkeypatch, no_patience):
     told: list[str] = []
     folders = []

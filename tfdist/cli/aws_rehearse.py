@@ -41,10 +41,10 @@ def rehearse(config: Config, output: Path | None, verbose: bool) -> int:
     """Carries out the pipeline on this machine, without AWS and without Docker.
 
     The definition is the one that AWS would get. SageMaker's own training toolkit runs the training
-    step of one instance, with horovod as real MPI ranks; the other steps run their own start scripts; the condition reads the
-    evaluation's JSON; S3 and the model registry are moto's. Several instances are simulated by
-    ranks that each have the data of their host. Exit code 1 when a step fails or the model is
-    refused.
+    step of one instance, with horovod as real MPI ranks; the other steps run their own start
+    scripts; the condition reads the evaluation's JSON; S3 and the model registry are moto's.
+    Several instances are simulated by ranks that each have the data of their host. Exit code 1 when
+    a step fails or the model is refused.
     """
     if output and output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise OptionError(

@@ -97,9 +97,12 @@ class Uploads:
         self._own_stage = f"{_STAGE}{self._mark.owner[:8]}"
         self._replaces = False
         self._is_lost = False
-        self._wake = threading.Event()
+        self._marking = threading.Lock()
         self._is_over = False
-        self._thread = threading.Thread(target=self._work, name="tfdist uploads", daemon=True)
+        self._wake, self._beaten = threading.Event(), threading.Event()
+        self._sender = threading.Thread(target=self._sends, name="tfdist uploads", daemon=True)
+        # What is large takes longer to send than a mark may be silent.
+        self._beater = threading.Thread(target=self._beats, name="tfdist beats", daemon=True)
 
     # Begin and end ------------------------------------------------------------------------------
 
@@ -137,7 +140,8 @@ class Uploads:
         self._check_mine()
         if not self._mark.stage:  # Of one that was killed before an epoch had ended.
             self._remove(_is_staged)
-        self._thread.start()
+        self._sender.start()
+        self._beater.start()
 
     def note(self, event: dict[str, Any]) -> None:
         """Is called with all events of ranks."""
@@ -152,31 +156,36 @@ class Uploads:
         """
         self._is_over = True
         self._wake.set()
-        self._thread.join()
-        finish(
-            lambda: (self._send_whole(), self._give_back()),
-            self.url,
-            "of the training",
-            f"It is kept in {self.folder}: copy it, or go on with that as --output and --resume",
-        )
+        self._sender.join()
+        try:
+            finish(
+                lambda: (self._send_whole(), self._give_back()),
+                self.url,
+                "of the training",
+                f"It is kept in {self.folder}: copy it, or go on with that as --output and "
+                "--resume",
+            )
+        finally:
+            self._beaten.set()
 
-    def _work(self) -> None:
-        while not self._is_over:
-            is_due = self._wake.wait(_BEAT_S)
+    def _sends(self) -> None:
+        while self._wake.wait() and not (self._is_over or self._is_lost):
             self._wake.clear()
-            if self._is_over or self._is_lost:
-                return
-            try:
-                if is_due:
-                    self._send_whole()
-                self._check_mine()
-                self._write_mark()
-                self._failures.worked()
-            except (TfdistError, OSError) as error:
-                again = "" if self._is_lost else ", and is taken there later if that can be"
-                self._failures.failed(
-                    f"the training goes on, and is kept in {self.folder}{again}: {error}"
-                )
+            self._try(self._send_whole)
+
+    def _beats(self) -> None:
+        while not (self._beaten.wait(_BEAT_S) or self._is_lost):
+            self._try(self._beat)
+
+    def _try(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+            self._failures.worked()
+        except (TfdistError, OSError) as error:
+            again = "" if self._is_lost else ", and is taken there later if that can be"
+            self._failures.failed(
+                f"the training goes on, and is kept in {self.folder}{again}: {error}"
+            )
 
     # Whose the place is -------------------------------------------------------------------------
 
@@ -192,9 +201,14 @@ class Uploads:
         except (ValueError, TypeError, AttributeError):
             return None
 
-    def _write_mark(self) -> None:
-        self._mark = replace(self._mark, beat=time.time())
-        self._mirror.store.write(MARK, (json.dumps(asdict(self._mark)) + "\n").encode())
+    def _write_mark(self, **changes: Any) -> None:
+        with self._marking:
+            self._mark = replace(self._mark, beat=time.time(), **changes)
+            self._mirror.store.write(MARK, (json.dumps(asdict(self._mark)) + "\n").encode())
+
+    def _beat(self) -> None:
+        self._check_mine()
+        self._write_mark()
 
     def _check_left(self, mark: _Mark) -> None:
         # Of this machine, a lock has shown that it has ended.
@@ -220,11 +234,12 @@ class Uploads:
             )
 
     def _give_back(self) -> None:
+        self._beaten.set()
+        self._beater.join()
         if self._mirror.there <= {MARK}:  # It came to nothing.
             self._mirror.store.remove(MARK)
         else:
-            self._mark = replace(self._mark, running=False)
-            self._write_mark()
+            self._write_mark(running=False)
 
     # What goes there, and comes from there ------------------------------------------------------
 
@@ -253,15 +268,13 @@ class Uploads:
                 if not (has_epoch or "model.keras" in names):
                     return  # The earlier one stands until an epoch has ended.
                 self._send(place, names, f"{self._own_stage}/")
-                self._mark = replace(self._mark, stage=self._own_stage)
-                self._write_mark()
+                self._write_mark(stage=self._own_stage)
                 self._replaces = False
             if self._mark.stage:
                 self._mirror.remove([_LIST])
                 self._remove(_is_ours)
                 self._send(place, names, "")
-                self._mark = replace(self._mark, stage="")
-                self._write_mark()
+                self._write_mark(stage="")
                 self._remove(_is_staged)
             elif _LIST in names or "history.csv" in names:
                 self._send(place, names, "")
