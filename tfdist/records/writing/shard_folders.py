@@ -29,8 +29,7 @@ from tfdist.records.format.manifest import (
 from tfdist.records.format.offsets import write_offsets
 from tfdist.records.writing.options import WriteOptions
 from tfdist.records.writing.raw_sources import DIGITS
-from tfdist.records.writing.shard_files import Counter, staging_folder, stop_on_sigterm
-from tfdist.records.writing.shard_sizes import shards_for
+from tfdist.records.writing.shard_files import Counter, shards_for, staging_folder, stop_on_sigterm
 from tfdist.records.writing.streams.shards import BUFFER_BYTES, StreamShards, held_bytes
 from tfdist.records.writing.streams.writer import cut_frames, mixing_note
 
@@ -91,10 +90,8 @@ def find_shards(source: object) -> ShardFolder | None:
 
 def write_shards_anew(source: ShardFolder, out: Path, options: WriteOptions) -> Manifest:
     """Writes the records of shards into others. Without ``shares`` each stays in its split."""
-    manifest = source.manifest
-    splits = manifest.splits
-    shares, num_shards = options.shares, options.num_shards
-    keeps = shares is None
+    manifest, splits = source.manifest, source.manifest.splits
+    shares, num_shards, keeps = options.shares, options.num_shards, options.shares is None
     schema = options.as_read(manifest.schema)
     files = manifest.shard_folder(source.folder)
     if manifest.is_adopted and not keeps:
@@ -103,14 +100,14 @@ def write_shards_anew(source: ShardFolder, out: Path, options: WriteOptions) -> 
             received=f"split {', '.join(shares)} for those of {source.folder}",
             mend="Leave the split out",
         )
-    shares = dict.fromkeys(splits, 1.0) if shares is None else shares
     num_bytes = sum(split.bytes for split in splits.values())
     records = sum(split.records for split in splits.values())
-    of_split = {name: share / sum(shares.values()) * num_bytes for name, share in shares.items()}
     if keeps:
-        of_split = {name: split.bytes for name, split in splits.items()}
-    told = None if num_shards is None else dict.fromkeys(shares, num_shards)
-    per_split = told or {name: shards_for(size) for name, size in of_split.items()}
+        shares = dict.fromkeys(splits, 1.0)
+        sizes = {name: split.bytes for name, split in splits.items()}
+    else:
+        sizes = {name: share / sum(shares.values()) * num_bytes for name, share in shares.items()}
+    per_split = {name: num_shards or shards_for(size) for name, size in sizes.items()}
     counter = Counter(records, options.progress)
     with staging_folder(out) as folder, stop_on_sigterm():
         shards = StreamShards(folder, shares, per_split, options.seed, options.compression)

@@ -207,28 +207,26 @@ class Unfinished:
         )
         return found
 
-    def shards(self) -> Path:
-        """Returns the folder that the shards are written into. Raises OSError."""
+    @contextlib.contextmanager
+    def staging(self) -> Iterator[Path]:
+        """Gives a folder for the shards, which becomes OUT in one step. Raises OSError."""
         self.begin()
         self._save(self.folder)
         shards = self.folder / _SHARDS
         shards.mkdir(exist_ok=True)
-        return shards
+        yield shards
+        for name in LOOKED_AT if self._part is not None else ():
+            # For the parts that are still to come.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(self.folder / name, shards / name)
+        if self.replaces:
+            os.rename(self.out, self.folder / _REPLACED)
+        os.rename(shards, self.out)
+        self.remove()
 
     def note(self, info: ShardInfo) -> None:
         """Notes that a shard is whole; any thread may. Raises OSError."""
         self._done.add(asdict(info))
-
-    def finish(self) -> None:
-        """Makes OUT of the shards in one step. Raises OSError."""
-        for name in LOOKED_AT if self._part is not None else ():
-            # For the parts that are still to come.
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(self.folder / name, self.folder / _SHARDS / name)
-        if self.replaces:
-            os.rename(self.out, self.folder / _REPLACED)
-        os.rename(self.folder / _SHARDS, self.out)
-        self.remove()
 
     @contextlib.contextmanager
     def kept_if_ended(self) -> Iterator[None]:
