@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from tfdist.errors import DataError, spelt
 from tfdist.records.format.large_arrays import LargeArray, Store, slices
 from tfdist.records.format.text_and_ragged import TextColumn
 from tfdist.records.format.whole_numbers import notes_of_float32
-from tfdist.records.writing.tables.arrow_texts import ArrowTexts
+from tfdist.records.writing.tables.arrow_texts import ArrowTexts, parts_of
 from tfdist.records.writing.tables.table import BOOLEAN, DATE, LISTS, NUMBER, NUMERIC, TEXT, Cells
 
 FEATURES, MISSING = "features", "missing"
@@ -143,25 +142,20 @@ def _is_categories(name: str, cells: Cells, said: Mapping[str, Sequence[str]]) -
     if name in said["text"] or name in said["categories"]:
         return name in said["categories"]
     different: set[str] = set()
-    for part in _parts(cells.values):
+    for part in parts_of(cells.values):
         different.update(part)
         if len(different) > MOST_CATEGORIES:
             return False
     return len(different) * 2 < len(cells)
 
 
-def _parts(values: np.ndarray | ArrowTexts) -> Iterable[list[Any]]:
-    """Returns values some at a time."""
-    return values.parts() if isinstance(values, ArrowTexts) else [values.tolist()]
-
-
 def _numbered(values: np.ndarray | ArrowTexts) -> tuple[tuple[str, ...], np.ndarray]:
     """Returns the different values, sorted, and the number of each value there, int64 [rows]."""
-    different = {value for part in _parts(values) for value in set(part)}
+    different = {value for part in parts_of(values) for value in set(part)}
     classes = tuple(_sorted({str(value).strip() for value in different}))
     number = {name: place for place, name in enumerate(classes)}
     ids = {value: number[str(value).strip()] for value in different}
-    numbers = (ids[value] for part in _parts(values) for value in part)
+    numbers = (ids[value] for part in parts_of(values) for value in part)
     return classes, np.fromiter(numbers, np.int64, len(values))
 
 
