@@ -29,20 +29,10 @@ _KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB", "RGBA", "I;16", "I;16B", "I")
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4, "I;16": 1, "I;16B": 1, "I": 1}
 # The mode that any other file is written in, as PNG.
 _CONVERTED = {
-    "1": "L",
-    "L": "L",
-    "I;16": "I;16",
-    "I;16B": "I;16",
-    "LA": "RGBA",
-    "PA": "RGBA",
-    "RGBA": "RGBA",
-    "RGBX": "RGB",
-    "RGB": "RGB",
-    "P": "RGB",
-    "CMYK": "RGB",
-    "YCbCr": "RGB",
-    "LAB": "RGB",
-    "HSV": "RGB",
+    **dict.fromkeys(("1", "L"), "L"),
+    **dict.fromkeys(("I;16", "I;16B"), "I;16"),
+    **dict.fromkeys(("LA", "PA", "RGBA"), "RGBA"),
+    **dict.fromkeys(("RGBX", "RGB", "P", "CMYK", "YCbCr", "LAB", "HSV"), "RGB"),
 }
 # The mode of a mask whose pixels are numbers of classes, as they are or as a palette's.
 _MASKS = {"L": "L", "1": "L", "P": "L", "I;16": "I;16", "I;16B": "I;16", "I": "I;16"}
@@ -109,16 +99,13 @@ def read_headers(
         what: "masks", of which the pixels are numbers of classes, or "images".
     """
     # Of what was found in the same files before; what is found now is added.
-    journal = options.journal(what)
+    journal = options.looked_at(what)
 
     def read(first: int) -> list[Any]:
-        found = {} if journal is None else journal.found()
-        if first in found:
+        if journal is not None and first in (found := journal.found()):
             return found[first]
-        headers = [
-            _read_header(path, options.decode, what == "masks")
-            for path in paths[first : first + _AT_ONCE]
-        ]
+        some = paths[first : first + _AT_ONCE]
+        headers = (_read_header(path, options.decode, what == "masks") for path in some)
         told = [header if isinstance(header, str) else astuple(header) for header in headers]
         if journal is not None:
             journal.add(first, told)
@@ -296,10 +283,7 @@ def rewritten(
     if resizing is not None:
         image = resized(image, resizing, is_mask=are_masks)
     file = io.BytesIO()
-    if header.written_format == "JPEG":
-        image.save(file, "JPEG", quality=_JPEG_QUALITY)
-    else:
-        image.save(file, "PNG")
+    image.save(file, header.written_format, quality=_JPEG_QUALITY)  # PNG has none.
     return file.getvalue()
 
 

@@ -25,8 +25,8 @@ class ImageOptions:
         color: what they are read as, "rgb" or "gray"; None: as they are.
         decode: whether every image is decoded, to see that it can be.
         workers: number of threads that look at the files.
-        looked_at: returns the journal of "images" or "masks" that were looked at; None: there is
-            none.
+        looked_at: returns the journal of "images" or "masks" that were looked at; None where
+            nothing is noted.
     """
 
     labels: str | Path | None = None
@@ -38,11 +38,7 @@ class ImageOptions:
     color: str | None = None
     decode: bool = True
     workers: int = 1
-    looked_at: Callable[[str], LookedAt] | None = None
-
-    def journal(self, what: str) -> LookedAt | None:
-        """Returns that of "images" or "masks"; None where nothing is noted."""
-        return None if self.looked_at is None else self.looked_at(what)
+    looked_at: Callable[[str], LookedAt | None] = lambda what: None
 
     def check_unused(self, source: object) -> None:
         """Raises OptionError when something is said that only a folder of images can have."""
