@@ -143,26 +143,6 @@ def _as_text(values: Iterable[Any], missing: np.ndarray, *notes: str) -> Cells:
     return Cells(TEXT, objects(texts), missing, notes=notes)
 
 
-def _placed(
-    kind: str,
-    values: Iterable[Any],
-    rows: Sequence[int],
-    missing: np.ndarray,
-    bad: dict[int, str],
-    notes: tuple[str, ...] = (),
-) -> Cells:
-    """Returns the values in their rows, and what is not of the kind beside them."""
-    nothing = _NOTHING[kind]
-    if isinstance(nothing, np.generic):
-        placed = np.zeros(len(missing), nothing.dtype)
-        placed[rows] = list(values)
-    else:
-        placed = objects([nothing] * len(missing))
-        for row, value in zip(rows, values, strict=True):
-            placed[row] = value
-    return Cells(kind, placed, missing, bad, notes)
-
-
 # Text ------------------------------------------------------------------------------------------
 
 
@@ -420,7 +400,11 @@ def _of_values(values: Sequence[Any], is_text: bool) -> Cells:
     }
     good = [row for row in rows if row not in bad]
     kind, found, notes = _of_one_kind(str(most), [values[row] for row in good])
-    return _placed(kind, found, good, missing, bad, notes)
+    placed = objects([_NOTHING[kind]] * len(values))
+    placed[good] = objects(found)
+    if kind not in (TEXT, LISTS):
+        placed = placed.astype(_NOTHING[kind].dtype)
+    return Cells(kind, placed, missing, bad, notes)
 
 
 def _only_numbers(values: Sequence[Any]) -> Cells | None:

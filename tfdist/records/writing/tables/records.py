@@ -18,8 +18,7 @@ from tfdist.records.writing.tables.arrow_texts import ArrowTexts, spooled
 from tfdist.records.writing.tables.dates import is_day_first
 from tfdist.records.writing.tables.delimited import UNNAMED
 from tfdist.records.writing.tables.infer import beside_decimal_commas, infer
-from tfdist.records.writing.tables.missing import DROP, MASK, filled, parse_missing
-from tfdist.records.writing.tables.packing import Packed
+from tfdist.records.writing.tables.packing import DROP, MASK, Packed, filled, parse_missing
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
     DATE,
