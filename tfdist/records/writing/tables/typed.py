@@ -15,7 +15,7 @@ import numpy as np
 from tfdist.errors import DataError, package_missing
 from tfdist.records.format.large_arrays import Store
 from tfdist.records.sources.dataframes import series_of
-from tfdist.records.wording import no_record
+from tfdist.records.wording import no_record, told_as
 from tfdist.records.writing.tables.arrow_texts import cast, spooled
 from tfdist.records.writing.tables.dates import whole_seconds
 from tfdist.records.writing.tables.table import (
@@ -119,18 +119,12 @@ def _is_text(types: Any, kind: Any) -> bool:
     return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
-@contextlib.contextmanager
-def _read_by_pyarrow(path: Path, kind: str) -> Iterator[None]:
+def _read_by_pyarrow(path: Path, kind: str) -> contextlib.AbstractContextManager[None]:
     import pyarrow
 
-    try:
-        yield
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(
-            f"{path} must be a {kind} file that pyarrow reads",
-            received=f"an error: {error}",
-            mend="Write it again with pyarrow or pandas, or get it again if it was cut",
-        ) from None
+    rule = f"{path} must be a {kind} file that pyarrow reads"
+    mend = "Write it again with pyarrow or pandas, or get it again if it was cut"
+    return told_as(rule, mend, OSError, pyarrow.ArrowException)
 
 
 # Extension types whose values are what they are stored as.
