@@ -558,6 +558,11 @@ class TestLabels:
                 r"must name one of .* in column 'split', or none, but found 'trian' in line 3",
             ),
             ("l.csv", "file,kind\nd.png,1\nb.png,-1\nc.png,2\na.png,3\n", "-1 in 'label', line 3"),
+            (
+                "l.csv",
+                "file,image,kind\na.png,1,x\nb.png,2,y\nc.png,3,x\nd.png,4,y\n",
+                "'image' twice. Rename that column, or leave it out with drop='image'",
+            ),
             ("none.csv", None, r"none\.csv, which is no file"),
         ],
     )

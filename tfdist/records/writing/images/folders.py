@@ -70,16 +70,17 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
         "image": (feature, ImageFiles([i.path for i in images], headers, resizing))
     }
     if table is not None:
-        found |= table.labels(kept)
+        labels = table.labels(kept)
+        for name in sorted({*found, *([] if masks is None else [_MASK])} & {*labels}):
+            raise DataError(
+                "each label must have a name of its own",
+                received=f"'{name}' twice",
+                mend=f"Rename that column, or leave it out with {spelt('drop', name)}",
+            )
+        found |= labels
     elif images[0].class_name is not None:
         found["label"] = _class_label(images)
     if masks is not None:
-        if _MASK in found:
-            raise DataError(
-                "each label must have a name of its own",
-                received="'mask' twice",
-                mend=f"Rename that column, or leave it out with {spelt('drop', _MASK)}",
-            )
         paths, of_masks = [masks.paths[n] for n in kept], [masks.headers[n] for n in kept]
         found[_MASK] = (
             image_feature(_MASK, "label", images, of_masks, resizing),
