@@ -52,10 +52,8 @@ class WriteOptions:
 
     def __post_init__(self) -> None:
         """Raises OptionError for what cannot hold."""
-        least = 1 if self.num_shards is None else self.num_shards
-        workers = 1 if self.workers is None else self.workers
-        for name, value in (("num_shards", least), ("workers", workers)):
-            if value < 1:
+        for name, value in (("num_shards", self.num_shards), ("workers", self.workers)):
+            if value is not None and value < 1:
                 raise OptionError(
                     f"{name} must be at least 1", received=value, mend="Choose 1 or more"
                 )

@@ -6,7 +6,7 @@ They stay byte for byte.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 from crc32c import crc32c
 
 from tfdist import __version__
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError
 from tfdist.records.format.checking import ShardReader, damage
 from tfdist.records.format.columns import Columns
 from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES
@@ -139,17 +139,6 @@ def write_shards_anew(source: ShardFolder, out: Path, options: WriteOptions) -> 
         write_offsets(folder, written)
         written.save(folder)
     return written
-
-
-def refuse_for_shards(asked: Mapping[str, bool]) -> None:
-    """Raises OptionError for what cannot be asked of records that are not looked into."""
-    for name, is_asked in asked.items():
-        if is_asked:
-            raise OptionError(
-                f"{name} must go with data from which records are made",
-                received="a folder of shards, whose records stay as they are",
-                mend="Leave it out, or write the shards from their source",
-            )
 
 
 def _frames(folder: Path, shard: ShardInfo, manifest: Manifest) -> Iterator[list[bytes]]:
