@@ -172,15 +172,12 @@ def _of_rows(schema: Schema, rows: Sequence[Any]) -> list[bytes]:
     try:
         found = of_table(table, schema.features)
         every = np.arange(found.num_records)
-        columns = {feature: found.columns[feature.name][every] for feature in schema.features}
+        columns = [(feature, found.columns[feature.name][every]) for feature in schema.features]
         if found.num_records != len(rows):
             raise InstanceError("each instance must be a row that the training could have had")
         return [
             example_of(
-                {
-                    feature: np.asarray(own[row]) if _is_number(feature) else own[row]
-                    for feature, own in columns.items()
-                }
+                {f: own[row] if f.dtype == STRING else np.asarray(own[row]) for f, own in columns}
             )
             for row in range(len(rows))
         ]
@@ -188,10 +185,6 @@ def _of_rows(schema: Schema, rows: Sequence[Any]) -> list[bytes]:
         raise InstanceError(str(error).encode(errors="replace").decode()) from None
     except UnicodeError:
         raise InstanceError("text must be Unicode without halves of surrogates") from None
-
-
-def _is_number(feature: Feature) -> bool:
-    return feature.dtype != STRING and not feature.is_image
 
 
 def _values(schema: Schema, instance: Any, pixels: _Pixels) -> dict[Feature, Any]:
@@ -250,7 +243,7 @@ def _strings(feature: Feature, value: Any) -> bytes | list[bytes]:
         if not flat or (feature.shape[0] not in (None, len(flat)) or len(feature.shape) > 1):
             raise InstanceError(f"'{feature.name}' must be strings of shape {feature.shown_shape}")
         alone = replace(feature, shape=())
-        return [item for one in flat for item in [_strings(alone, one)]]
+        return [_strings(alone, one) for one in flat]
     found = _bytes(feature, value)
     if found is None and isinstance(value, str):
         found = value.encode(errors="replace")

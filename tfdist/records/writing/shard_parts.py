@@ -67,9 +67,8 @@ class Note:
     def is_in(self, folder: Path) -> bool:
         """Whether all shards are there, in their size."""
         with contextlib.suppress(OSError):
-            sizes = ((folder / name).stat().st_size for name in self.shards)
-            known = (shard["bytes"] for shard in self.shards.values())
-            return all(size == as_noted for size, as_noted in zip(sizes, known, strict=True))
+            shards = self.shards.items()
+            return all((folder / name).stat().st_size == shard["bytes"] for name, shard in shards)
         return False
 
     def own_manifest(self) -> Manifest:
@@ -230,9 +229,8 @@ def _check_undamaged(folders: Sequence[Path], notes: Sequence[Note]) -> None:
         except OSError:
             return True
 
-    each = [
-        (f, n, shard) for f, n in zip(folders, notes, strict=True) for shard in n.shards.values()
-    ]
+    pairs = zip(folders, notes, strict=True)
+    each = [(folder, note, shard) for folder, note in pairs for shard in note.shards.values()]
     with ThreadPoolExecutor(cores(), thread_name_prefix="tfdist-sums") as pool:
         damaged = [of for of, bad in zip(each, pool.map(is_damaged, each), strict=True) if bad]
     if damaged:
