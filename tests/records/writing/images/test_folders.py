@@ -6,6 +6,8 @@ import io
 import json
 import os
 import struct
+import sys
+import warnings
 import zlib
 
 import numpy as np
@@ -14,6 +16,7 @@ from PIL import Image
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records import load_manifest, write
+from tfdist.records.writing.images import files
 from tfdist.records.writing.images.options import ImageOptions, image_options
 from tfdist.records.writing.raw_sources import read_raw
 from tfdist.records.writing.roles import Asked
@@ -571,6 +574,20 @@ class TestLabels:
             (photos / name).write_text(text)
         with pytest.raises(DataError, match=message):
             opened(photos, labels=name)
+
+
+def test_the_program_is_warned_as_before(tmp_path, monkeypatch):
+    """Threads that each left the filters of warnings as they had found them left them to ignore."""
+    monkeypatch.setattr(files, "_AT_ONCE", 1)
+    for n in range(200):
+        save(tmp_path / f"{'ab'[n % 2]}/{n}.png")
+    before, interval = list(warnings.filters), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        opened(tmp_path, workers=8)
+    finally:
+        sys.setswitchinterval(interval)
+    assert warnings.filters == before
 
 
 class TestMasks:

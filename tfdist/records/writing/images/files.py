@@ -113,8 +113,12 @@ def read_headers(
 
     firsts = range(0, len(paths), _AT_ONCE)
     in_turn = firsts if journal is None else journal.in_turn(firsts)
-    # Pillow decodes outside Python's lock.
-    with ThreadPoolExecutor(options.workers, thread_name_prefix="tfdist-images") as pool:
+    # Pillow warns of huge images. What Python warns of is the process's, and not for threads to
+    # change; they work side by side as Pillow decodes outside Python's lock.
+    with (
+        warnings.catch_warnings(action="ignore"),
+        ThreadPoolExecutor(options.workers, thread_name_prefix="tfdist-images") as pool,
+    ):
         told = dict(zip(in_turn, pool.map(read, in_turn), strict=True))
     return [
         each if isinstance(each, str) else Header(*each) for first in firsts for each in told[first]
@@ -123,14 +127,10 @@ def read_headers(
 
 def _read_header(path: Path, decode: bool, is_mask: bool) -> Header | str:
     try:
-        # Pillow warns of huge images; and an image that is not decoded is read no further than its
-        # header.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with open_regular(path) as file:  # A link may lead to a device, which never ends.
-                data = file.read() if decode else b""
-                with Image.open(io.BytesIO(data) if decode else file) as image:
-                    header = mask_header(image) if is_mask else header_of(image)
+        with open_regular(path) as file:  # A link may lead to a device, which never ends.
+            data = file.read() if decode else b""  # Else no more than its header is read.
+            with Image.open(io.BytesIO(data) if decode else file) as image:
+                header = mask_header(image) if is_mask else header_of(image)
     except UnidentifiedImageError:
         return "is no image"
     except OSError as error:
