@@ -256,8 +256,7 @@ def _array(feature: Feature, value: Any) -> np.ndarray:
     """Returns the numbers of a feature in its dtype, none of them changed by that."""
     what = f"'{feature.name}' must be {feature.dtype} of shape {feature.shown_shape}"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # NumPy warns of what does not fit.
+        with warnings.catch_warnings(action="error"):  # NumPy warns of what does not fit.
             given = np.asarray(value)
             if given.dtype.kind not in "biuf" or given.dtype == object:
                 raise InstanceError(what)
@@ -282,15 +281,17 @@ def _photo(feature: Feature, value: Any, pixels: _Pixels) -> bytes:
         raise InstanceError(f"'{feature.name}' must be the file of an image, as {{\"b64\": ...}}")
     Image.init()  # WebP is not among those that Pillow begins with.
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Of large ones, which are counted here.
-            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-                pixels.add(image.width * image.height)
-                header = header_of(image)
-                if isinstance(header, str):
-                    raise InstanceError(f"'{feature.name}': {header}")
-                if header.dtype != feature.dtype:
-                    raise InstanceError(f"'{feature.name}' must have pixels of {feature.dtype}")
-                return data if header.convert_to is None else rewritten(image, header)
+        # It warns of large ones, which are counted here.
+        with (
+            warnings.catch_warnings(action="ignore"),
+            Image.open(io.BytesIO(data), formats=_FORMATS) as image,
+        ):
+            pixels.add(image.width * image.height)
+            header = header_of(image)
+            if isinstance(header, str):
+                raise InstanceError(f"'{feature.name}': {header}")
+            if header.dtype != feature.dtype:
+                raise InstanceError(f"'{feature.name}' must have pixels of {feature.dtype}")
+            return data if header.convert_to is None else rewritten(image, header)
     except UNREADABLE:
         raise InstanceError(f"'{feature.name}' must be an image that can be read") from None

@@ -104,8 +104,7 @@ class StreamImages:
         if not is_file and not image_like(value):
             raise _BadImageError(f"a {type(value).__name__}")
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Pillow warns of huge images.
+            with warnings.catch_warnings(action="ignore"):  # Pillow warns of huge images.
                 image = Image.open(io.BytesIO(value)) if is_file else value
                 # A label may be a photo, too: it has no palette, and grays of 8 bits or more.
                 is_mask = self._role == "label" and has_numbers(image)
