@@ -61,8 +61,7 @@ def find_shards(source: object) -> ShardFolder | None:
     """
     if not isinstance(source, (str, Path)) or source == DIGITS:
         return None
-    path = Path(source)
-    name = None
+    path, name = Path(source), None
     if not (path / MANIFEST_NAME).is_file():
         is_named = not path.exists() and (path.parent / MANIFEST_NAME).is_file()
         if not is_named and not is_split_beside(path):
@@ -180,7 +179,14 @@ def write_head(
         manifest: which describes them.
         count: of the records, at most.
     """
-    frames, records = _first(paths, manifest, count)
+    frames, records = b"", []
+    for path in paths:
+        with ShardReader(path, manifest.compression == "gzip", None) as reader:
+            while len(records) < count and (header := bytes(reader.read(HEADER_BYTES))):
+                (size,) = struct.unpack("<Q", header[:8])
+                body = bytes(reader.read(size + FOOTER_BYTES))
+                frames += header + body
+                records.append(body[:-FOOTER_BYTES])
     checksum = f"{crc32c(frames):08x}"
     own = ShardInfo(
         file="first.tfrecord", records=len(records), bytes=len(frames), checksum=checksum
@@ -191,16 +197,3 @@ def write_head(
     alone = replace(manifest, splits={split: info}, compression="none", shards_in=None)
     alone.save(folder)
     return records
-
-
-def _first(paths: Sequence[Path], manifest: Manifest, count: int) -> tuple[bytes, list[bytes]]:
-    """Returns the frames of the first records, and these."""
-    frames, records = b"", []
-    for path in paths:
-        with ShardReader(path, manifest.compression == "gzip", None) as reader:
-            while len(records) < count and (header := bytes(reader.read(HEADER_BYTES))):
-                (size,) = struct.unpack("<Q", header[:8])
-                body = bytes(reader.read(size + FOOTER_BYTES))
-                frames += header + body
-                records.append(body[:-FOOTER_BYTES])
-    return frames, records

@@ -11,7 +11,7 @@ from tfdist.errors import DataError, spelt
 from tfdist.records.format.columns import Columns, from_arrays
 from tfdist.records.format.files import open_regular, walk
 from tfdist.records.format.splits import SPLITS, rows_of_splits, split_of_word
-from tfdist.records.format.text_and_ragged import as_classes, objects
+from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.wording import left_out
 from tfdist.records.writing.text_files import decoded
 
@@ -87,10 +87,8 @@ def from_text_folders(folder: Path, *, skip_bad: bool = False) -> Columns:
             received="none",
             mend="Put texts in them, in files called .txt",
         )
-    classes, ids = as_classes(found.classes)
-    columns = from_arrays(
-        "folder", {"text": objects(found.texts)}, {"label": ids}, classes={"label": classes}
-    )
+    inputs, labels = {"text": objects(found.texts)}, {"label": objects(found.classes)}
+    columns = from_arrays("folder", inputs, labels)
     return replace(
         columns,
         splits=rows_of_splits(found.splits),

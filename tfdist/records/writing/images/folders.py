@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError, spelt
-from tfdist.records.format.columns import Column, Columns
+from tfdist.records.format.columns import Column, Columns, column_of
 from tfdist.records.format.readings import refuse_boxes
 from tfdist.records.format.schema import Feature, Reading, Schema
 from tfdist.records.format.splits import rows_of_splits
-from tfdist.records.format.text_and_ragged import as_classes
+from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.images.coco import FOLDER as COCO_FOLDER
 from tfdist.records.writing.images.coco import MOST_RELATIVE, annotation_files
@@ -79,7 +79,9 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
             )
         found |= labels
     elif images[0].class_name is not None:
-        found["label"] = _class_label(images)
+        # The numbers of the class folders, sorted by name over all splits.
+        names = objects([image.class_name for image in images])
+        found["label"] = column_of("label", "label", names, None, [])
     if masks is not None:
         paths, of_masks = [masks.paths[n] for n in kept], [masks.headers[n] for n in kept]
         found[_MASK] = (
@@ -244,15 +246,6 @@ def _check_boxes(found: Mapping[str, tuple[Feature, Column]], options: ImageOpti
                 received=f"a box with {most:g}, which are pixels",
                 mend="Divide them by height and width, or leave the resize out",
             )
-
-
-def _class_label(images: Sequence[FoundImage]) -> tuple[Feature, np.ndarray]:
-    """Returns the numbers of the class folders, sorted by name over all splits."""
-    classes, ids = as_classes([image.class_name for image in images])
-    feature = Feature(
-        name="label", dtype="int64", shape=(), encoding="int64", role="label", classes=classes
-    )
-    return feature, ids
 
 
 @dataclass(frozen=True)

@@ -48,19 +48,12 @@ class ImageOptions:
             "write_resized": self.written_size is not None,
         }
         named = [name for name, is_said in said.items() if is_said]
-        if self.skip_bad and not named:
-            raise OptionError(
-                f"{spelt('skip_bad', True)} must go with a folder of images or texts, a table or "
-                "a .tar file",
-                received=f"{source!r:.60}",
-                mend="Leave it out",
-            )
-        if named:
-            raise OptionError(
-                f"{', '.join(named)} must go with a folder of images",
-                received=f"{source!r:.60}",
-                mend="Leave it out",
-            )
+        rule = f"{', '.join(named)} must go with a folder of images"
+        if not named:
+            others = "a folder of images or texts, a table or a .tar file"
+            rule = f"{spelt('skip_bad', True)} must go with {others}"
+        if named or self.skip_bad:
+            raise OptionError(rule, received=f"{source!r:.60}", mend="Leave it out")
 
 
 def image_options(
