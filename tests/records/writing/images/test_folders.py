@@ -716,6 +716,14 @@ class TestMasks:
         columns = opened(tmp_path / "photos", masks=tmp_path / "masks")
         assert "1 of 1 masks have several frames" in note(columns, "frames")
 
+    def test_classes_of_one_split_alone_are_none(self, tmp_path):
+        for place in ("train/a/0", "train/b/1", "val/2"):
+            save(tmp_path / f"photos/{place}.png")
+            save(tmp_path / f"masks/{place.rpartition('/')[2]}.png", mode="L")
+        columns = opened(tmp_path / "photos", masks=tmp_path / "masks")
+        assert [feature.name for feature in columns.schema.features] == ["image", "mask"]
+        assert "the names of class folders are not used" in columns.notes
+
     def test_class_folders_keep_their_classes(self, tmp_path):
         for name in ("a/1", "b/1"):
             save(tmp_path / f"photos/{name}.jpg")

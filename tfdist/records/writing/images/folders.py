@@ -78,10 +78,9 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
                 mend=f"Rename that column, or leave it out with {spelt('drop', name)}",
             )
         found |= labels
-    elif images[0].class_name is not None:
+    elif None not in (names := [image.class_name for image in images]):
         # The numbers of the class folders, sorted by name over all splits.
-        names = objects([image.class_name for image in images])
-        found["label"] = column_of("label", "label", names, None, [])
+        found["label"] = column_of("label", "label", objects(names), None, [])
     if masks is not None:
         paths, of_masks = [masks.paths[n] for n in kept], [masks.headers[n] for n in kept]
         found[_MASK] = (
