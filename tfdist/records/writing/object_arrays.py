@@ -179,6 +179,11 @@ def _encode(text: Any, encoding: Any) -> bytes:
     return _of_type(text, str).encode("latin-1")
 
 
+def _no_bytes() -> bytes:
+    """What Python 3 calls there for bytes of no length."""
+    return b""
+
+
 def _of_type(value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
         raise RefusedError(f"a {_called(value)} where {kind.__name__.strip('_')} is wanted")
@@ -194,7 +199,7 @@ _KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy", "ndarray"): _reconstruct,
     ("numpy", "dtype"): _DType,
     ("_codecs", "encode"): _encode,
-    ("__builtin__", "bytes"): lambda: b"",  # What Python 3 calls for bytes of no length.
+    ("__builtin__", "bytes"): _no_bytes,
 }
 
 

@@ -181,8 +181,9 @@ def _check_end(path: Path, archive: tarfile.TarFile, notes: list[str]) -> None:
 
 def _records(path: Path, skipped: Counter[str], notes: list[str]) -> Iterator[dict[str, Any]]:
     stem, record = None, _Record()
-    rule, mend = f"{path} must be a whole .tar archive", "Get it again, or write it anew"
-    with told_as(rule, mend, *_UNREADABLE), _opened(path) as archive:
+    mend = "Get it again, or write it anew"
+    told = told_as(f"{path} must be a whole .tar archive", mend, *_UNREADABLE)
+    with told, _opened(path) as archive:
         for member in archive:
             folder, _, file = member.name.rpartition("/")
             name, dot, kind = file.partition(".")
