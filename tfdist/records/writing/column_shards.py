@@ -116,7 +116,7 @@ def write_columns(
                 manifest=manifest.to_json(),
             )
             write_note(folder, note)
-            manifest = note.own_manifest()
+            manifest = note.manifest_of()
     return manifest
 
 

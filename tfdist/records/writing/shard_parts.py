@@ -71,13 +71,24 @@ class Note:
             return all((folder / name).stat().st_size == shard["bytes"] for name, shard in shards)
         return False
 
-    def own_manifest(self) -> Manifest:
-        """Returns that of all parts, with the shards of this one alone."""
-        return _manifest(self, self.shards)
+    def manifest_of(self, shards: Mapping[str, Mapping[str, Any]] | None = None) -> Manifest:
+        """Returns that of some shards, by file; None: of those of this part."""
+        shards = self.shards if shards is None else shards
+        value = {key: item for key, item in self.manifest.items() if key != "checksum"}
+        value["splits"] = {
+            name: {
+                **value["splits"][name],
+                "records": sum(shards[file]["records"] for file in files if file in shards),
+                "shards": [shards[file] for file in files if file in shards],
+            }
+            for name, files in self.files.items()
+            if not shards.keys().isdisjoint(files)
+        }
+        return Manifest.from_json(value)
 
     def columns(self, folder: Path) -> Columns:
         """Returns what there is to say of a part that is not written again."""
-        manifest = self.own_manifest()
+        manifest = self.manifest_of()
         note = f"{folder} is there whole: nothing was written"
         return Columns(manifest.source, manifest.schema, {}, notes=(note,))
 
@@ -140,7 +151,7 @@ def merge(out: Path) -> tuple[Manifest, int]:
     each = {file for files in notes[0].files.values() for file in files}
     assert len(shards) == sum(len(note.shards) for note in notes)
     assert shards.keys() == each
-    manifest = _manifest(notes[0], shards)
+    manifest = notes[0].manifest_of(shards)
     with said_of(out), stop_on_sigterm(), staging_folder(out) as staging:
         for folder, note in zip(folders, notes, strict=True):
             for file in note.shards:
@@ -150,21 +161,6 @@ def merge(out: Path) -> tuple[Manifest, int]:
     for folder, note in zip(folders, notes, strict=True):
         remove(folder, note)
     return manifest, len(notes)
-
-
-def _manifest(note: Note, shards: Mapping[str, Mapping[str, Any]]) -> Manifest:
-    """Returns the manifest of some shards, by file."""
-    value = {key: item for key, item in note.manifest.items() if key != "checksum"}
-    value["splits"] = {
-        name: {
-            **value["splits"][name],
-            "records": sum(shards[file]["records"] for file in files if file in shards),
-            "shards": [shards[file] for file in files if file in shards],
-        }
-        for name, files in note.files.items()
-        if not shards.keys().isdisjoint(files)
-    }
-    return Manifest.from_json(value)
 
 
 def _put(file: Path, to: Path) -> None:

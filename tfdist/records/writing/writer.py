@@ -234,7 +234,7 @@ def write(
                         if run.is_resumed:  # Ended behind its last step.
                             run.remove()
                         options.tell(whole.columns(folder))
-                        return whole.own_manifest()
+                        return whole.manifest_of()
                     # Of what lies in memory nothing but the plan says whether it is the same.
                     run.now.setdefault("plan", whole.run["plan"])
                 check_own(folder, whole)
