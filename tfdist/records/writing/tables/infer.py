@@ -58,7 +58,7 @@ _NOTHING = {
     TEXT: "",
     LISTS: [],
 }
-_CODE = re.compile(r"[+-]?0[0-9]")
+_CODE = re.compile(r"\s*[+-]?0[0-9]")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _POINTS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
 _THOUSANDS = re.compile(r"[+-]?(\d{1,3}(,\d{3})+(\.\d*)?|\d{1,3}([. ']\d{3})+,\d*)")
