@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tfdist.errors import DataError
@@ -17,6 +18,15 @@ _RECORD = re.compile(r"\brecord (\d+)")
 def no_record(received: str, what: str = "data") -> DataError:
     """Returns the error for what has no record."""
     return DataError(f"{what} must have at least one record", received=received, mend=NO_RECORD)
+
+
+@contextlib.contextmanager
+def told_as(rule: str, mend: str, *errors: type[Exception]) -> Iterator[None]:
+    """Encloses what reads a file. Raises DataError for one of the errors."""
+    try:
+        yield
+    except errors as error:
+        raise DataError(rule, received=f"an error: {error}", mend=mend) from None
 
 
 def check_unmasked(values: Any, what: str) -> None:

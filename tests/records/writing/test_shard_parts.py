@@ -17,7 +17,7 @@ from tfdist.records import load_manifest, write
 from tfdist.records.parts import Part
 from tfdist.records.writing import journal, shard_parts
 from tfdist.records.writing.images import files as image_files
-from tfdist.records.writing.journal import Journal, LookedAtByAll
+from tfdist.records.writing.journal import Journal, LookedAt
 from tfdist.records.writing.shard_parts import folders_of, merge
 from tfdist.records.writing.streams import writer as stream_writer
 
@@ -151,7 +151,7 @@ def test_blocks_are_divided_and_seen_while_others_run(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "_OPENED_A_SECOND", 1e9)
     paths = [tmp_path / str(number) for number in range(3)]
     each = [
-        LookedAtByAll(
+        LookedAt(
             path, lambda: None, path, of=part, others=[p for p in paths if p != path], key="key"
         )
         for path, part in zip(paths, Part(1, 3).others, strict=True)

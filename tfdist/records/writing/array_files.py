@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from tfdist.records.clients.partition import take_column
 from tfdist.records.format.columns import Columns, check_lengths, from_arrays
 from tfdist.records.format.large_arrays import LargeArray, large
 from tfdist.records.format.splits import SPLIT_WORDS
+from tfdist.records.wording import told_as
 from tfdist.records.writing.object_arrays import RefusedError, read_objects
-from tfdist.records.writing.roles import Asked, Roles, assign, parted
+from tfdist.records.writing.roles import Asked, assign, parted
 
 # A member of an archive up to this size is read into memory.
 _SMALL_BYTES = 64 << 20
@@ -99,7 +100,8 @@ def from_named(kind: str, place: str, arrays: Mapping[str, Any], asked: Asked) -
     if divided is not None:
         arrays, splits = _joined(place, divided)
     roles = assign(place, "array", list(arrays), asked, doubtful=_like_labels(arrays))
-    inputs = {name: arrays[name] for name in (*roles.inputs, *_client_input(roles))}
+    client = {roles.client} - {None, *roles.labels}
+    inputs = {name: arrays[name] for name in (*roles.inputs, *client)}
     labels = {name: arrays[name] for name in roles.labels}
     if divided is not None and roles.labels == ("y",) and roles.client != "y":
         labels = {"label": arrays["y"]}
@@ -172,18 +174,13 @@ def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
 
 
 def _mapped(path: Path) -> np.ndarray:
-    try:
-        with open(path, "rb") as file:
-            shape, _, dtype = _header(file)
-            if dtype.hasobject:
-                return _objects(path, file, shape, dtype)
+    rule = f"{path} must be an array, as numpy.save writes it"
+    mend = "Write it again with numpy.save, or get it again if it was cut"
+    with told_as(rule, mend, *_UNREADABLE), open(path, "rb") as file:
+        shape, _, dtype = _header(file)
+        if dtype.hasobject:
+            return _objects(path, file, shape, dtype)
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except _UNREADABLE as error:
-        raise DataError(
-            f"{path} must be an array, as numpy.save writes it",
-            received=f"an error: {error}",
-            mend="Write it again with numpy.save, or get it again if it was cut",
-        ) from None
 
 
 def _objects(
@@ -205,11 +202,6 @@ def _objects(
             "a file that you trust, tfdist.records.write takes "
             f"numpy.load(file, allow_pickle=True){picked}",
         ) from None
-
-
-def _client_input(roles: Roles) -> tuple[str, ...]:
-    is_input = roles.client is not None and roles.client not in roles.labels
-    return (roles.client,) if is_input else ()
 
 
 def _like_labels(arrays: Mapping[str, Any]) -> set[str]:
@@ -270,7 +262,6 @@ def _joined(
 
 def _chained(place: str, part: str, arrays: Mapping[str, np.ndarray]) -> Any:
     first_split, first = next(iter(arrays.items()))
-    kinds = "biuf"
     for split, array in arrays.items():
         is_text = first.dtype.kind in "SU" and array.dtype.kind == first.dtype.kind
         if array.shape[1:] != first.shape[1:] or not (is_text or array.dtype == first.dtype):
@@ -280,7 +271,5 @@ def _chained(place: str, part: str, arrays: Mapping[str, np.ndarray]) -> Any:
                 f"{array.dtype} {list(array.shape[1:])} in {split}",
                 mend="Convert them to one dtype and shape",
             )
-    whole: Sequence[np.ndarray] = list(arrays.values())
-    if first.ndim > 1 and first.dtype.kind in kinds:
-        return LargeArray(whole)
-    return np.concatenate(whole)
+    join = LargeArray if first.ndim > 1 and first.dtype.kind in "biuf" else np.concatenate
+    return join(list(arrays.values()))

@@ -37,7 +37,6 @@ from tfdist.records.writing.tables.records import columns_of_table
 from tfdist.records.writing.tables.table import EMPTY, NUMBER, Cells, Texts, Written
 
 if TYPE_CHECKING:
-    from tfdist.records.writing.images.files import Header
     from tfdist.records.writing.tables.table import Table
 
 _SHOWN = 20
@@ -103,11 +102,7 @@ def write_as_trained(
         columns, names = _of_images(source, inputs, chosen)
         rows = np.arange(len(names))
         keys = Keys("file", np.array(names))
-    options = WriteOptions(
-        opened=lambda _: None,
-        as_read=lambda schema: schema.checked(),
-        in_order=True,
-    )
+    options = WriteOptions(opened=lambda _: None, as_read=Schema.checked, in_order=True)
     write_columns(replace(columns, splits={"new": rows}), out, options, None)
     return keys
 
@@ -150,22 +145,17 @@ def _of_images(
         reading=replace(trained.reading, size=tuple(size), upright=found.reading.upright),
     )
     _check_same(source, feature, trained)
-    if trained.reading.size is None:
-        _tell_of_proportions(headers, size)
-    column = ImageFiles(paths, headers)
-    names = [os.fsencode(image.name).decode(errors="replace") for image in images]
-    return Columns("folder", Schema((feature,)), {trained.name: column}), names
-
-
-def _tell_of_proportions(headers: Sequence[Header], size: Sequence[int]) -> None:
-    """Says which images are stretched: how those of the training came to one size is not known."""
     height, width = size
     others = sum(h.height * width != h.width * height for h in headers)
-    if others:
+    # How those of the training came to one size is not known.
+    if others and trained.reading.size is None:
         notice(
             f"{others:,} of {len(headers):,} images have other proportions than the "
             f"training's, {height}x{width}, and are stretched: bring them to these as those were",
         )
+    column = ImageFiles(paths, headers)
+    names = [os.fsencode(image.name).decode(errors="replace") for image in images]
+    return Columns("folder", Schema((feature,)), {trained.name: column}), names
 
 
 def of_table(table: Table, inputs: Sequence[Feature]) -> Columns:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,15 +29,16 @@ from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.processes import may_fork, run_in_processes, run_in_threads
 from tfdist.records.writing.same_run import content_of
 from tfdist.records.writing.shard_files import (
-    SUFFIX,
     Counter,
     ShardFile,
+    frame_bytes,
     said_of,
+    shard_name,
+    shards_for,
     staging_folder,
     stop_on_sigterm,
 )
 from tfdist.records.writing.shard_parts import Note, write_note
-from tfdist.records.writing.shard_sizes import frame_bytes, shards_for
 from tfdist.records.writing.unfinished import Unfinished
 
 _BYTES_AT_ONCE = 64 << 20
@@ -65,16 +65,14 @@ def write_columns(
     if not options.in_order:
         by_class = class_ids if options.stratify else None
         rows = _divide(columns, options.shares, options.seed, by_class)
-    if partition is None:
-        counts = _num_shards(columns, rows, options.num_shards)
-        name, num_shards = next(iter(counts.items()))
-        check_enough(name, len(rows[name]), num_shards)
-        plan = _plan(rows, counts, options.compression)
-    else:
-        owned = _deal(columns, partition, next(iter(rows.values())), options.clients, options.seed)
-        counts = _num_shards(columns, rows, None)
-        plan = _plan(rows, counts, options.compression, owned)
-    whole = {}
+    first, owned = next(iter(rows)), None
+    if partition is not None:
+        owned = _deal(columns, partition, rows[first], options.clients, options.seed)
+    counts = _num_shards(columns, rows, options.num_shards)
+    if owned is None:
+        check_enough(first, len(rows[first]), counts[first])
+    plan = _plan(rows, counts, options.compression, owned)
+    whole: dict[str, ShardInfo] = {}
     if run is not None:
         # Files are known by their sizes and times; of what is in memory nothing else tells.
         content = "" if run.is_of_files else content_of(columns)
@@ -82,8 +80,10 @@ def write_columns(
             whole = run.whole(_fingerprint(columns, plan) + content)
     options.tell(columns if run is None else replace(columns, notes=[*columns.notes, *run.notes]))
     own = plan if options.part is None else _part_of(plan, options.part)
-    with said_of(out), _place(out, run, whole) as place, stop_on_sigterm():
-        infos = _write_shards(place, columns, own, options)
+    staging = staging_folder(out) if run is None else run.staging()
+    with said_of(out), staging as folder, stop_on_sigterm():
+        note_whole = (lambda info: None) if run is None else run.note
+        infos = _write_shards(folder, columns, own, options, whole, note_whole)
         manifest = Manifest(
             schema=columns.schema,
             splits={
@@ -105,8 +105,8 @@ def write_columns(
             left_out=columns.left_out,
         )
         if options.part is None:
-            write_offsets(place.folder, manifest)
-            manifest.save(place.folder)
+            write_offsets(folder, manifest)
+            manifest.save(folder)
         else:
             note = Note(
                 part=options.part.number,
@@ -115,34 +115,9 @@ def write_columns(
                 files={name: [shard.file for shard in shards] for name, shards in plan.items()},
                 manifest=manifest.to_json(),
             )
-            write_note(place.folder, note)
-            manifest = note.own_manifest()
+            write_note(folder, note)
+            manifest = note.manifest_of()
     return manifest
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where shards are written.
-
-    Attributes:
-        whole: by file, those that an earlier run has written.
-        note: called with each shard that is whole, from any thread.
-    """
-
-    folder: Path
-    whole: Mapping[str, ShardInfo] = field(default_factory=dict)
-    note: Callable[[ShardInfo], None] = lambda _: None
-
-
-@contextlib.contextmanager
-def _place(out: Path, run: Unfinished | None, whole: Mapping[str, ShardInfo]) -> Iterator[Place]:
-    """Gives a folder beside ``out`` that becomes ``out`` at the end."""
-    if run is None:
-        with staging_folder(out) as folder:
-            yield Place(folder)
-        return
-    yield Place(run.shards(), whole, run.note)
-    run.finish()
 
 
 @dataclass(frozen=True)
@@ -230,9 +205,7 @@ def _plan(
         else:
             cut, clients = list(owned.values()), list(owned)
         plan[name] = [
-            _Shard(
-                f"{name}-{number:05d}-of-{len(cut):05d}{SUFFIX[compression]}", shard_rows, client
-            )
+            _Shard(shard_name(name, number, len(cut), compression), shard_rows, client)
             for number, (shard_rows, client) in enumerate(zip(cut, clients, strict=True))
         ]
     return plan
@@ -252,25 +225,27 @@ def _part_of(plan: Mapping[str, list[_Shard]], part: Part) -> dict[str, list[_Sh
 
 
 def _write_shards(
-    place: Place,
+    folder: Path,
     columns: Columns,
     plan: Mapping[str, list[_Shard]],
     options: WriteOptions,
+    whole: Mapping[str, ShardInfo],
+    note: Callable[[ShardInfo], None],
 ) -> dict[str, list[ShardInfo]]:
-    """Writes the shards of a plan that are not whole yet."""
+    """Writes the shards of a plan that are not ``whole`` yet, and notes each, from any thread."""
     jobs = [shard for shards in plan.values() for shard in shards]
     counter = Counter(sum(len(shard.rows) for shard in jobs), options.progress)
-    left = [shard for shard in jobs if shard.file not in place.whole]
-    for info in place.whole.values():
+    left = [shard for shard in jobs if shard.file not in whole]
+    for info in whole.values():
         counter.add(info.records)
     # Pillow and files work outside Python's lock; records are made within it.
     workers = options.workers or (cores() if columns.are_images else 1)
     by_processes = workers > 1 and not columns.are_images and may_fork()
-    write = _Writer(place.folder, columns, options.compression)
+    write = _Writer(folder, columns, options.compression)
     written = (run_in_processes if by_processes else run_in_threads)(
-        left, write, count=workers, done=place.note, progress=counter.add
+        left, write, count=workers, done=note, progress=counter.add
     )
-    infos = {**place.whole, **{info.file: info for info in written}}
+    infos = {**whole, **{info.file: info for info in written}}
     return {name: [infos[shard.file] for shard in shards] for name, shards in plan.items()}
 
 
@@ -301,11 +276,5 @@ class _Writer:
                     file.write(framer.frame(some))
                     progress(len(rows[first : first + step]))
         ids = self._class_ids if shard.client is not None else None
-        return ShardInfo(
-            file=shard.file,
-            records=len(shard.rows),
-            bytes=file.bytes,
-            checksum=f"{file.checksum:08x}",
-            client=shard.client,
-            class_counts=None if ids is None else count_classes(ids[shard.rows]),
-        )
+        counts = None if ids is None else count_classes(ids[shard.rows])
+        return file.info(shard.file, len(shard.rows), client=shard.client, class_counts=counts)

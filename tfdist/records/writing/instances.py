@@ -172,15 +172,12 @@ def _of_rows(schema: Schema, rows: Sequence[Any]) -> list[bytes]:
     try:
         found = of_table(table, schema.features)
         every = np.arange(found.num_records)
-        columns = {feature: found.columns[feature.name][every] for feature in schema.features}
+        columns = [(feature, found.columns[feature.name][every]) for feature in schema.features]
         if found.num_records != len(rows):
             raise InstanceError("each instance must be a row that the training could have had")
         return [
             example_of(
-                {
-                    feature: np.asarray(own[row]) if _is_number(feature) else own[row]
-                    for feature, own in columns.items()
-                }
+                {f: own[row] if f.dtype == STRING else np.asarray(own[row]) for f, own in columns}
             )
             for row in range(len(rows))
         ]
@@ -188,10 +185,6 @@ def _of_rows(schema: Schema, rows: Sequence[Any]) -> list[bytes]:
         raise InstanceError(str(error).encode(errors="replace").decode()) from None
     except UnicodeError:
         raise InstanceError("text must be Unicode without halves of surrogates") from None
-
-
-def _is_number(feature: Feature) -> bool:
-    return feature.dtype != STRING and not feature.is_image
 
 
 def _values(schema: Schema, instance: Any, pixels: _Pixels) -> dict[Feature, Any]:
@@ -250,7 +243,7 @@ def _strings(feature: Feature, value: Any) -> bytes | list[bytes]:
         if not flat or (feature.shape[0] not in (None, len(flat)) or len(feature.shape) > 1):
             raise InstanceError(f"'{feature.name}' must be strings of shape {feature.shown_shape}")
         alone = replace(feature, shape=())
-        return [item for one in flat for item in [_strings(alone, one)]]
+        return [_strings(alone, one) for one in flat]
     found = _bytes(feature, value)
     if found is None and isinstance(value, str):
         found = value.encode(errors="replace")
@@ -263,8 +256,7 @@ def _array(feature: Feature, value: Any) -> np.ndarray:
     """Returns the numbers of a feature in its dtype, none of them changed by that."""
     what = f"'{feature.name}' must be {feature.dtype} of shape {feature.shown_shape}"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # NumPy warns of what does not fit.
+        with warnings.catch_warnings(action="error"):  # NumPy warns of what does not fit.
             given = np.asarray(value)
             if given.dtype.kind not in "biuf" or given.dtype == object:
                 raise InstanceError(what)
@@ -289,15 +281,17 @@ def _photo(feature: Feature, value: Any, pixels: _Pixels) -> bytes:
         raise InstanceError(f"'{feature.name}' must be the file of an image, as {{\"b64\": ...}}")
     Image.init()  # WebP is not among those that Pillow begins with.
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Of large ones, which are counted here.
-            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-                pixels.add(image.width * image.height)
-                header = header_of(image)
-                if isinstance(header, str):
-                    raise InstanceError(f"'{feature.name}': {header}")
-                if header.dtype != feature.dtype:
-                    raise InstanceError(f"'{feature.name}' must have pixels of {feature.dtype}")
-                return data if header.convert_to is None else rewritten(image, header)
+        # It warns of large ones, which are counted here.
+        with (
+            warnings.catch_warnings(action="ignore"),
+            Image.open(io.BytesIO(data), formats=_FORMATS) as image,
+        ):
+            pixels.add(image.width * image.height)
+            header = header_of(image)
+            if isinstance(header, str):
+                raise InstanceError(f"'{feature.name}': {header}")
+            if header.dtype != feature.dtype:
+                raise InstanceError(f"'{feature.name}' must have pixels of {feature.dtype}")
+            return data if header.convert_to is None else rewritten(image, header)
     except UNREADABLE:
         raise InstanceError(f"'{feature.name}' must be an image that can be read") from None

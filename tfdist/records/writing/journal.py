@@ -75,52 +75,21 @@ class Journal:
 class LookedAt:
     """Blocks of files, each by the number of its first file, and what was found in them.
 
+    All parts of a job array look at them, each block once, whoever is there to do it. Each part
+    begins with blocks of its own, and then takes what no other has noted yet: none waits for
+    another, which may not have been started. Two look at the same block where they take it at
+    almost the same time.
+
     Args:
         path: of the journal.
         begin: called before a line is written: makes the folder that the journal is in.
         out: what is to be written in the end.
+        of: the part that this is; of one that writes all, "1/1".
+        others: the journals of the other parts, which may be there or not.
+        key: what tells files and options from others; each line has it.
 
     Raises:
         OSError: the journal is there and cannot be read.
-    """
-
-    def __init__(self, path: Path, begin: Callable[[], None], out: Path):
-        self._journal, self._begin, self._out = Journal(path), begin, out
-        self._found: dict[int, Any] = {}
-        self._take(self._journal.entries)
-
-    def in_turn(self, firsts: Sequence[int]) -> Sequence[int]:
-        """Returns the blocks in the order in which to look at them."""
-        return firsts
-
-    def found(self) -> dict[int, Any]:
-        """Returns what is known by now, by block; any thread may ask."""
-        return self._found
-
-    def add(self, first: int, told: Any) -> None:
-        """Notes what was found in a block; any thread may. Raises DataError."""
-        self._note((first, told))
-
-    def _note(self, entry: Sequence[Any]) -> None:
-        with said_of(self._out):
-            self._begin()
-            self._journal.add(entry)
-
-    def _take(self, entries: Iterable[Any]) -> None:
-        self._found.update(entries)
-
-
-class LookedAtByAll(LookedAt):
-    """Blocks that all parts of a job array look at, each block once, whoever is there to do it.
-
-    Each part begins with blocks of its own, and then takes what no other has noted yet: none waits
-    for another, which may not have been started. Two look at the same block where they take it at
-    almost the same time.
-
-    Args:
-        of: the part that this is.
-        others: the journals of the other parts, which may be there or not.
-        key: what tells files and options from others; each line has it.
     """
 
     def __init__(
@@ -133,12 +102,15 @@ class LookedAtByAll(LookedAt):
         others: Sequence[Path],
         key: str,
     ):
+        self._journal, self._begin, self._out = Journal(path), begin, out
         self._of, self._key = of, key
         self._ends = dict.fromkeys(others, 0)
         self._lock, self._again_at = threading.Lock(), 0.0
-        super().__init__(path, begin, out)
+        self._found: dict[int, Any] = {}
+        self._take(self._journal.entries)
 
     def in_turn(self, firsts: Sequence[int]) -> Sequence[int]:
+        """Returns the blocks in the order in which to look at them."""
         start, stop = self._of.range_of(len(firsts))
         rest = [*firsts[:start], *firsts[stop:]]
         # Parts that are done with their own must not go on with the same one.
@@ -146,6 +118,7 @@ class LookedAtByAll(LookedAt):
         return [*firsts[start:stop], *rest]
 
     def found(self) -> dict[int, Any]:
+        """Returns what is known by now, by block; any thread may ask."""
         with self._lock:
             if time.monotonic() >= self._again_at:
                 for path in self._ends:
@@ -154,7 +127,10 @@ class LookedAtByAll(LookedAt):
         return self._found
 
     def add(self, first: int, told: Any) -> None:
-        self._note((self._key, first, told))
+        """Notes what was found in a block; any thread may. Raises DataError."""
+        with said_of(self._out):
+            self._begin()
+            self._journal.add((self._key, first, told))
 
     def _read(self, path: Path) -> None:
         with contextlib.suppress(OSError), path.open("rb") as file:
@@ -164,4 +140,4 @@ class LookedAtByAll(LookedAt):
             self._take(entries)
 
     def _take(self, entries: Iterable[Any]) -> None:
-        super()._take((first, told) for key, first, told in entries if key == self._key)
+        self._found.update(found for key, *found in entries if key == self._key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -52,9 +53,16 @@ class WriteOptions:
 
     def __post_init__(self) -> None:
         """Raises OptionError for what cannot hold."""
-        least = 1 if self.num_shards is None else self.num_shards
-        workers = 1 if self.workers is None else self.workers
-        for name, value in (("num_shards", least), ("workers", workers)):
+        given = {"num_shards": self.num_shards, "workers": self.workers}
+        counts = {name: value for name, value in given.items() if value is not None}
+        for name, value in {**counts, "seed": self.seed}.items():
+            if not isinstance(value, numbers.Integral):
+                raise OptionError(
+                    f"{name} must be a whole number",
+                    received=repr(value),
+                    mend="Give it as one, without quotes or a fraction",
+                )
+        for name, value in counts.items():
             if value < 1:
                 raise OptionError(
                     f"{name} must be at least 1", received=value, mend="Choose 1 or more"

@@ -82,20 +82,22 @@ def read_raw(
             mend="Give the records themselves, or the path of their files",
         )
     else:
-        columns = _from_structure("arrays", source, client)
+        columns = _from_structure(source, client)
     return columns.owned_by(client)
 
 
 def _check_asked(source: Any, asked: Asked, images: ImageOptions) -> None:
     """Raises an error for what is asked that this source has not."""
-    is_path = isinstance(source, (str, Path)) and source != DIGITS
-    of_file = kind_of_file(Path(source)) if is_path else None
-    is_array = is_path and Path(source).suffix.lower() in (".npz", ".npy")
-    if is_path and of_file is None and not is_array and not Path(source).is_dir():
+    path = Path(source) if isinstance(source, (str, Path)) and source != DIGITS else None
+    is_folder, suffix = path is not None and path.is_dir(), "" if path is None else path.suffix
+    of_file = None if path is None else kind_of_file(path)
+    is_array = suffix.lower() in (".npz", ".npy")
+    if path is not None and of_file is None and not is_array and not is_folder:
         return  # Refused for what it is when it is opened, whatever is asked of it.
     is_table = of_file is not None or recognise(source).kind == "table"
-    is_archive = is_path and _is_archive(Path(source))
-    if not (is_path and Path(source).is_dir()):
+    # Whether it holds arrays that have names.
+    is_archive = suffix.lower() == ".npz" or (is_folder and bool(npy_files(path)))
+    if not is_folder:
         (replace(images, skip_bad=False) if is_table else images).check_unused(source)
     if asked.names_columns and not (is_table or is_archive or images.labels is not None):
         raise DataError(
@@ -118,21 +120,17 @@ def check_no_table(source: Any, asked: Asked) -> None:
         )
 
 
-def _is_archive(path: Path) -> bool:
-    """Whether it holds arrays that have names."""
-    return path.suffix.lower() == ".npz" or (path.is_dir() and bool(npy_files(path)))
-
-
 def _open_named(source: str | Path, asked: Asked, images: ImageOptions) -> Columns:
     if source == DIGITS:
         return _from_digits()
     path = Path(source)
-    if path.is_dir() and npy_files(path):
-        return from_npy_folder(path, asked)
-    if path.is_dir() and images.labels is images.masks is None and holds_texts(path):
-        replace(images, skip_bad=False).check_unused(source)
-        return from_text_folders(path, skip_bad=asked.skip_bad)
+    suffix = path.suffix.lower()
     if path.is_dir():
+        if npy_files(path):
+            return from_npy_folder(path, asked)
+        if images.labels is images.masks is None and holds_texts(path):
+            replace(images, skip_bad=False).check_unused(source)
+            return from_text_folders(path, skip_bad=asked.skip_bad)
         from tfdist.records.writing.images.folders import from_image_folder
 
         return from_image_folder(path, asked, images)
@@ -147,14 +145,14 @@ def _open_named(source: str | Path, asked: Asked, images: ImageOptions) -> Colum
 
         with room_for(path):
             return columns_of_table(read_table(path, in_file=True), asked, last_is_label=True)
-    if path.suffix.lower() == ".npz":
+    if suffix == ".npz":
         return from_npz(path, asked)
-    if path.suffix.lower() == ".npy":
+    if suffix == ".npy":
         return from_npy(path)
-    mend = "Convert it to one of these, such as .csv"
-    if path.suffix.lower() in SPREADSHEETS:
-        mend = "Save it as CSV"
-    if path.suffix.lower() == ".json":
+    mend = (
+        "Save it as CSV" if suffix in SPREADSHEETS else "Convert it to one of these, such as .csv"
+    )
+    if suffix == ".json":
         mend = AS_JSON_LINES
     raise DataError(f"the source must be {_KINDS}", received=f"'{source}'", mend=mend)
 
@@ -176,18 +174,14 @@ def _from_digits() -> Columns:
     return from_arrays(DIGITS, {"image": images}, {"label": labels}, classes={"label": names})
 
 
-def _from_structure(kind: str, source: Any, client: str | None) -> Columns:
+def _from_structure(source: Any, client: str | None) -> Columns:
     parts = source if isinstance(source, tuple) else (source,)
     check_parts("arrays", parts)
     # Those of pandas, too.
     x, y, weight = (plain(part) for part in (*parts, None, None)[:3])
-    return owned(
-        kind,
-        _named(x, "x"),
-        {} if y is None else _named(y, "label"),
-        {} if weight is None else {WEIGHT: weight},
-        client,
-    )
+    labels = {} if y is None else _named(y, "label")
+    weights = {} if weight is None else {WEIGHT: weight}
+    return owned("arrays", _named(x, "x"), labels, weights, client)
 
 
 def _named(value: Any, name: str) -> Mapping[str, Any]:

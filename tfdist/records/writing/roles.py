@@ -32,7 +32,7 @@ class Asked:
         client: what names the client of each record.
         text: columns of a table that are text, whatever they look like.
         categories: columns of a table whose values are the names of categories, likewise.
-        missing: what becomes of missing values of a table: see ``tables.missing``.
+        missing: what becomes of missing values of a table: see ``tables.packing``.
         skip_bad: whether rows of a table that cannot be read are left out.
     """
 

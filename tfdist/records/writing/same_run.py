@@ -17,7 +17,7 @@ from tfdist.records.buckets.urls import url_of
 from tfdist.records.format.columns import Columns
 from tfdist.records.format.files import sums, walk
 from tfdist.records.writing.raw_sources import DIGITS
-from tfdist.records.writing.shard_sizes import frame_bytes
+from tfdist.records.writing.shard_files import frame_bytes
 
 # Who goes on, or writes another part, may give others of these.
 _MAY_DIFFER = ("source", "out", "workers", "resume", "overwrite", "part", "progress", "opened")

@@ -1,4 +1,7 @@
-"""The files of a folder of shards while they are written: all of them or none."""
+"""The files of a folder of shards while they are written: all of them or none.
+
+And how many they are when nobody says it: of 100 to 200 MB each, and a few at least.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,60 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from crc32c import crc32c
 
 from tfdist.errors import DataError
+from tfdist.records.format.columns import Columns
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, make_framer, make_layout
+from tfdist.records.format.manifest import ShardInfo
 
-GZIP_LEVEL = 6
+_LEAST_SHARDS = 4
+# Of a stream of unknown length: 3 GB make shards of 190 MB.
+STREAM_NUM_SHARDS = 16
+_SHARD_BYTES = 150_000_000
+_GZIP_LEVEL = 6
 _GZIP_WINDOW_BITS = 31
 # What changed later may be another machine's, whose locks are not seen everywhere, or be locked in
 # a moment.
 _OLD_S = 60
-SUFFIX = {"none": ".tfrecord", "gzip": ".tfrecord.gz"}
+_SUFFIX = {"none": ".tfrecord", "gzip": ".tfrecord.gz"}
 
 Progress = Callable[[int, "int | None"], None]
+
+
+def shards_for(num_bytes: float) -> int:
+    """Returns the number of shards for the records of a split."""
+    return max(_LEAST_SHARDS, round(num_bytes / _SHARD_BYTES))
+
+
+def frame_bytes(
+    columns: Columns, widths: Mapping[str, int] | None = None, samples: int = 16
+) -> float:
+    """Returns the bytes of a record in a shard that is not compressed, on average.
+
+    Args:
+        widths: the bytes of each varint; None: as these records need them.
+        samples: how many are looked at of records that differ.
+    """
+    widths = columns.varint_widths() if widths is None else widths
+    layout = make_layout(columns.schema, widths)
+    if layout is not None:
+        return HEADER_BYTES + layout.record_bytes + FOOTER_BYTES
+    some = np.unique(np.linspace(0, columns.num_records - 1, samples).astype(np.int64))
+    try:
+        block = columns.block(some)
+    except DataError:
+        return 0  # Told where it is written.
+    return len(make_framer(columns.schema, widths).frame(block)) / len(some)
+
+
+def shard_name(split: str, number: int, of: int, compression: str) -> str:
+    return f"{split}-{number:05d}-of-{of:05d}{_SUFFIX[compression]}"
 
 
 @contextlib.contextmanager
@@ -142,10 +184,15 @@ class ShardFile:
         if not stays_open:
             self._file.close()
         self._compress = (
-            zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW_BITS)
+            zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW_BITS)
             if compression == "gzip"
             else None
         )
+
+    def info(self, name: str, records: int, **others: Any) -> ShardInfo:
+        """Returns what there is to say of the whole file, which is to be called so."""
+        checksum = f"{self.checksum:08x}"
+        return ShardInfo(file=name, records=records, bytes=self.bytes, checksum=checksum, **others)
 
     def write(self, data: bytes | memoryview) -> None:
         self._put(data if self._compress is None else self._compress.compress(data))

@@ -6,7 +6,7 @@ They stay byte for byte.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 from crc32c import crc32c
 
 from tfdist import __version__
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError
 from tfdist.records.format.checking import ShardReader, damage
 from tfdist.records.format.columns import Columns
 from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES
@@ -29,8 +29,7 @@ from tfdist.records.format.manifest import (
 from tfdist.records.format.offsets import write_offsets
 from tfdist.records.writing.options import WriteOptions
 from tfdist.records.writing.raw_sources import DIGITS
-from tfdist.records.writing.shard_files import Counter, staging_folder, stop_on_sigterm
-from tfdist.records.writing.shard_sizes import shards_for
+from tfdist.records.writing.shard_files import Counter, shards_for, staging_folder, stop_on_sigterm
 from tfdist.records.writing.streams.shards import BUFFER_BYTES, StreamShards, held_bytes
 from tfdist.records.writing.streams.writer import cut_frames, mixing_note
 
@@ -62,8 +61,7 @@ def find_shards(source: object) -> ShardFolder | None:
     """
     if not isinstance(source, (str, Path)) or source == DIGITS:
         return None
-    path = Path(source)
-    name = None
+    path, name = Path(source), None
     if not (path / MANIFEST_NAME).is_file():
         is_named = not path.exists() and (path.parent / MANIFEST_NAME).is_file()
         if not is_named and not is_split_beside(path):
@@ -91,10 +89,8 @@ def find_shards(source: object) -> ShardFolder | None:
 
 def write_shards_anew(source: ShardFolder, out: Path, options: WriteOptions) -> Manifest:
     """Writes the records of shards into others. Without ``shares`` each stays in its split."""
-    manifest = source.manifest
-    splits = manifest.splits
-    shares, num_shards = options.shares, options.num_shards
-    keeps = shares is None
+    manifest, splits = source.manifest, source.manifest.splits
+    shares, num_shards, keeps = options.shares, options.num_shards, options.shares is None
     schema = options.as_read(manifest.schema)
     files = manifest.shard_folder(source.folder)
     if manifest.is_adopted and not keeps:
@@ -103,14 +99,14 @@ def write_shards_anew(source: ShardFolder, out: Path, options: WriteOptions) -> 
             received=f"split {', '.join(shares)} for those of {source.folder}",
             mend="Leave the split out",
         )
-    shares = dict.fromkeys(splits, 1.0) if shares is None else shares
     num_bytes = sum(split.bytes for split in splits.values())
     records = sum(split.records for split in splits.values())
-    of_split = {name: share / sum(shares.values()) * num_bytes for name, share in shares.items()}
     if keeps:
-        of_split = {name: split.bytes for name, split in splits.items()}
-    told = None if num_shards is None else dict.fromkeys(shares, num_shards)
-    per_split = told or {name: shards_for(size) for name, size in of_split.items()}
+        shares = dict.fromkeys(splits, 1.0)
+        sizes = {name: split.bytes for name, split in splits.items()}
+    else:
+        sizes = {name: share / sum(shares.values()) * num_bytes for name, share in shares.items()}
+    per_split = {name: num_shards or shards_for(size) for name, size in sizes.items()}
     counter = Counter(records, options.progress)
     with staging_folder(out) as folder, stop_on_sigterm():
         shards = StreamShards(folder, shares, per_split, options.seed, options.compression)
@@ -142,17 +138,6 @@ def write_shards_anew(source: ShardFolder, out: Path, options: WriteOptions) -> 
         write_offsets(folder, written)
         written.save(folder)
     return written
-
-
-def refuse_for_shards(asked: Mapping[str, bool]) -> None:
-    """Raises OptionError for what cannot be asked of records that are not looked into."""
-    for name, is_asked in asked.items():
-        if is_asked:
-            raise OptionError(
-                f"{name} must go with data from which records are made",
-                received="a folder of shards, whose records stay as they are",
-                mend="Leave it out, or write the shards from their source",
-            )
 
 
 def _frames(folder: Path, shard: ShardInfo, manifest: Manifest) -> Iterator[list[bytes]]:
@@ -194,7 +179,14 @@ def write_head(
         manifest: which describes them.
         count: of the records, at most.
     """
-    frames, records = _first(paths, manifest, count)
+    frames, records = b"", []
+    for path in paths:
+        with ShardReader(path, manifest.compression == "gzip", None) as reader:
+            while len(records) < count and (header := bytes(reader.read(HEADER_BYTES))):
+                (size,) = struct.unpack("<Q", header[:8])
+                body = bytes(reader.read(size + FOOTER_BYTES))
+                frames += header + body
+                records.append(body[:-FOOTER_BYTES])
     checksum = f"{crc32c(frames):08x}"
     own = ShardInfo(
         file="first.tfrecord", records=len(records), bytes=len(frames), checksum=checksum
@@ -205,16 +197,3 @@ def write_head(
     alone = replace(manifest, splits={split: info}, compression="none", shards_in=None)
     alone.save(folder)
     return records
-
-
-def _first(paths: Sequence[Path], manifest: Manifest, count: int) -> tuple[bytes, list[bytes]]:
-    """Returns the frames of the first records, and these."""
-    frames, records = b"", []
-    for path in paths:
-        with ShardReader(path, manifest.compression == "gzip", None) as reader:
-            while len(records) < count and (header := bytes(reader.read(HEADER_BYTES))):
-                (size,) = struct.unpack("<Q", header[:8])
-                body = bytes(reader.read(size + FOOTER_BYTES))
-                frames += header + body
-                records.append(body[:-FOOTER_BYTES])
-    return frames, records

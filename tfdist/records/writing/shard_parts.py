@@ -67,18 +67,28 @@ class Note:
     def is_in(self, folder: Path) -> bool:
         """Whether all shards are there, in their size."""
         with contextlib.suppress(OSError):
-            sizes = ((folder / name).stat().st_size for name in self.shards)
-            known = (shard["bytes"] for shard in self.shards.values())
-            return all(size == as_noted for size, as_noted in zip(sizes, known, strict=True))
+            shards = self.shards.items()
+            return all((folder / name).stat().st_size == shard["bytes"] for name, shard in shards)
         return False
 
-    def own_manifest(self) -> Manifest:
-        """Returns that of all parts, with the shards of this one alone."""
-        return _manifest(self, self.shards)
+    def manifest_of(self, shards: Mapping[str, Mapping[str, Any]] | None = None) -> Manifest:
+        """Returns that of some shards, by file; None: of those of this part."""
+        shards = self.shards if shards is None else shards
+        value = {key: item for key, item in self.manifest.items() if key != "checksum"}
+        value["splits"] = {
+            name: {
+                **value["splits"][name],
+                "records": sum(shards[file]["records"] for file in files if file in shards),
+                "shards": [shards[file] for file in files if file in shards],
+            }
+            for name, files in self.files.items()
+            if not shards.keys().isdisjoint(files)
+        }
+        return Manifest.from_json(value)
 
     def columns(self, folder: Path) -> Columns:
         """Returns what there is to say of a part that is not written again."""
-        manifest = self.own_manifest()
+        manifest = self.manifest_of()
         note = f"{folder} is there whole: nothing was written"
         return Columns(manifest.source, manifest.schema, {}, notes=(note,))
 
@@ -141,7 +151,7 @@ def merge(out: Path) -> tuple[Manifest, int]:
     each = {file for files in notes[0].files.values() for file in files}
     assert len(shards) == sum(len(note.shards) for note in notes)
     assert shards.keys() == each
-    manifest = _manifest(notes[0], shards)
+    manifest = notes[0].manifest_of(shards)
     with said_of(out), stop_on_sigterm(), staging_folder(out) as staging:
         for folder, note in zip(folders, notes, strict=True):
             for file in note.shards:
@@ -151,21 +161,6 @@ def merge(out: Path) -> tuple[Manifest, int]:
     for folder, note in zip(folders, notes, strict=True):
         remove(folder, note)
     return manifest, len(notes)
-
-
-def _manifest(note: Note, shards: Mapping[str, Mapping[str, Any]]) -> Manifest:
-    """Returns the manifest of some shards, by file."""
-    value = {key: item for key, item in note.manifest.items() if key != "checksum"}
-    value["splits"] = {
-        name: {
-            **value["splits"][name],
-            "records": sum(shards[file]["records"] for file in files if file in shards),
-            "shards": [shards[file] for file in files if file in shards],
-        }
-        for name, files in note.files.items()
-        if not shards.keys().isdisjoint(files)
-    }
-    return Manifest.from_json(value)
 
 
 def _put(file: Path, to: Path) -> None:
@@ -230,9 +225,8 @@ def _check_undamaged(folders: Sequence[Path], notes: Sequence[Note]) -> None:
         except OSError:
             return True
 
-    each = [
-        (f, n, shard) for f, n in zip(folders, notes, strict=True) for shard in n.shards.values()
-    ]
+    pairs = zip(folders, notes, strict=True)
+    each = [(folder, note, shard) for folder, note in pairs for shard in note.shards.values()]
     with ThreadPoolExecutor(cores(), thread_name_prefix="tfdist-sums") as pool:
         damaged = [of for of, bad in zip(each, pool.map(is_damaged, each), strict=True) if bad]
     if damaged:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tfdist.errors import DataError
+from tfdist.records.wording import told_as
 
 # By what a text begins with; the first of UTF-32 begins as one of UTF-16 does.
 _ENCODINGS = {
@@ -158,17 +159,9 @@ def _is_packed(path: Path) -> bool:
     return path.suffix.lower() == ".gz"
 
 
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Encloses what reads a file: raises DataError where it cannot be."""
-    try:
-        yield
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{path} must be readable",
-            received=f"an error: {error}",
-            mend="Check that you may read it, or get it again if it was cut",
-        ) from None
+def _readable(path: Path) -> contextlib.AbstractContextManager[None]:
+    mend = "Check that you may read it, or get it again if it was cut"
+    return told_as(f"{path} must be readable", mend, OSError, EOFError, zlib.error)
 
 
 def decoded(data: bytes, path: Path) -> tuple[str, str | None]:

@@ -11,7 +11,7 @@ from tfdist.errors import DataError, spelt
 from tfdist.records.format.columns import Columns, from_arrays
 from tfdist.records.format.files import open_regular, walk
 from tfdist.records.format.splits import SPLITS, rows_of_splits, split_of_word
-from tfdist.records.format.text_and_ragged import as_classes, objects
+from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.wording import left_out
 from tfdist.records.writing.text_files import decoded
 
@@ -69,8 +69,11 @@ def from_text_folders(folder: Path, *, skip_bad: bool = False) -> Columns:
     """
     found = _Found()
     for split, parent in _split_folders(folder, found).items():
-        for class_folder in _folders(parent, found):
-            _read_class(class_folder, split, found)
+        for path in sorted(parent.iterdir()):
+            if path.is_dir() and not path.name.startswith("."):
+                _read_class(path, split, found)
+            else:
+                found.foreign.append(path)
     if found.bad and not skip_bad:
         count = f"{len(found.bad):,} that are not, the first " if found.bad[_SHOWN:] else ""
         raise DataError(
@@ -84,10 +87,8 @@ def from_text_folders(folder: Path, *, skip_bad: bool = False) -> Columns:
             received="none",
             mend="Put texts in them, in files called .txt",
         )
-    classes, ids = as_classes(found.classes)
-    columns = from_arrays(
-        "folder", {"text": objects(found.texts)}, {"label": ids}, classes={"label": classes}
-    )
+    inputs, labels = {"text": objects(found.texts)}, {"label": objects(found.classes)}
+    columns = from_arrays("folder", inputs, labels)
     return replace(
         columns,
         splits=rows_of_splits(found.splits),
@@ -115,14 +116,6 @@ def _split_folders(folder: Path, found: _Found) -> Mapping[str, Path]:
     return {name: of_splits[name] for name in SPLITS if name in of_splits}
 
 
-def _folders(parent: Path, found: _Found) -> Iterator[Path]:
-    for path in sorted(parent.iterdir()):
-        if path.is_dir() and not path.name.startswith("."):
-            yield path
-        else:
-            found.foreign.append(path)
-
-
 def _read_class(folder: Path, split: str, found: _Found) -> None:
     count = len(found.texts) + len(found.bad)
     for path in sorted(folder.iterdir()):
@@ -139,11 +132,9 @@ def _read_class(folder: Path, split: str, found: _Found) -> None:
         try:
             with open_regular(path) as file:
                 text, encoding = decoded(file.read(), path)
-        except OSError as error:
-            found.bad.append(f"{folder.name}/{path.name} ({error.strerror or error})")
-            continue
-        except DataError as error:
-            found.bad.append(f"{folder.name}/{path.name} ({error.received})")
+        except (OSError, DataError) as error:
+            told = error.received if isinstance(error, DataError) else error.strerror
+            found.bad.append(f"{folder.name}/{path.name} ({told or error})")
             continue
         if encoding is not None:
             found.encodings.setdefault(encoding, []).append(path)
@@ -165,9 +156,8 @@ def _notes(folder: Path, found: _Found) -> Iterator[str]:
         if paths:
             yield left_out(len(paths), "file", why, map(str, paths), most=3)
     for encoding, paths in found.encodings.items():
-        yield f"{_files(len(paths))} not UTF-8, but read as {encoding}: {paths[0]}" + (
-            ", ..." if len(paths) > 1 else ""
-        )
+        more = ", ..." if len(paths) > 1 else ""
+        yield f"{_files(len(paths))} not UTF-8, but read as {encoding}: {paths[0]}{more}"
     if found.empty:
         yield f"{_files(found.empty)} empty, and kept as such"
     by_split = {

@@ -26,7 +26,7 @@ from tfdist.errors import DataError, InUseError, notice, spelt
 from tfdist.records.format.files import sums
 from tfdist.records.format.manifest import ShardInfo
 from tfdist.records.parts import Part
-from tfdist.records.writing.journal import Journal, LookedAt, LookedAtByAll
+from tfdist.records.writing.journal import Journal, LookedAt
 from tfdist.records.writing.same_run import Listing, check_same
 
 SUFFIX = ".unfinished"
@@ -135,15 +135,14 @@ class Unfinished:
         """Returns the journal of images, or masks, that were looked at: ``images.files``."""
         name = f"{what}.jsonl"
         assert name in LOOKED_AT
-        own = (self.folder / name, self.begin, self.out)
-        if self._part is None:
-            return LookedAt(*own)
-        others = [p.path_of(self._whole_out) for p in self._part.others if p != self._part]
+        own = self._part or Part(1, 1)
+        others = [part.path_of(self._whole_out) for part in own.others if part != own]
         places = [*others, *(out.with_name(out.name + SUFFIX) for out in others)]
         known = {name: value for name, value in self.now.items() if name != "plan"}
         key = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
         journals = [place / name for place in places]
-        return LookedAtByAll(*own, of=self._part, others=journals, key=key)
+        path = self.folder / name
+        return LookedAt(path, self.begin, self.out, of=own, others=journals, key=key)
 
     def begin(self) -> None:
         """Makes the folder, if it is not there; any thread may. Raises OSError."""
@@ -207,28 +206,26 @@ class Unfinished:
         )
         return found
 
-    def shards(self) -> Path:
-        """Returns the folder that the shards are written into. Raises OSError."""
+    @contextlib.contextmanager
+    def staging(self) -> Iterator[Path]:
+        """Gives a folder for the shards, which becomes OUT in one step. Raises OSError."""
         self.begin()
         self._save(self.folder)
         shards = self.folder / _SHARDS
         shards.mkdir(exist_ok=True)
-        return shards
+        yield shards
+        for name in LOOKED_AT if self._part is not None else ():
+            # For the parts that are still to come.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(self.folder / name, shards / name)
+        if self.replaces:
+            os.rename(self.out, self.folder / _REPLACED)
+        os.rename(shards, self.out)
+        self.remove()
 
     def note(self, info: ShardInfo) -> None:
         """Notes that a shard is whole; any thread may. Raises OSError."""
         self._done.add(asdict(info))
-
-    def finish(self) -> None:
-        """Makes OUT of the shards in one step. Raises OSError."""
-        for name in LOOKED_AT if self._part is not None else ():
-            # For the parts that are still to come.
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(self.folder / name, self.folder / _SHARDS / name)
-        if self.replaces:
-            os.rename(self.out, self.folder / _REPLACED)
-        os.rename(self.folder / _SHARDS, self.out)
-        self.remove()
 
     @contextlib.contextmanager
     def kept_if_ended(self) -> Iterator[None]:

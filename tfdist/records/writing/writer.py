@@ -24,11 +24,7 @@ from tfdist.records.writing.raw_sources import check_no_table, read_raw
 from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.same_run import check_same, known_by, said_in
 from tfdist.records.writing.shard_files import Progress, said_of, stop_on_sigterm
-from tfdist.records.writing.shard_folders import (
-    find_shards,
-    refuse_for_shards,
-    write_shards_anew,
-)
+from tfdist.records.writing.shard_folders import find_shards, write_shards_anew
 from tfdist.records.writing.shard_parts import check_own, read_note
 from tfdist.records.writing.streams.sources import open_stream
 from tfdist.records.writing.streams.stream import Stream
@@ -238,7 +234,7 @@ def write(
                         if run.is_resumed:  # Ended behind its last step.
                             run.remove()
                         options.tell(whole.columns(folder))
-                        return whole.own_manifest()
+                        return whole.manifest_of()
                     # Of what lies in memory nothing but the plan says whether it is the same.
                     run.now.setdefault("plan", whole.run["plan"])
                 check_own(folder, whole)
@@ -248,16 +244,26 @@ def write(
                 return _write_records(here, folder, options, asked, images, batched, kept)
             images.check_unused(here)
             check_no_table(here, asked)
-            refuse_for_shards(
-                {
-                    **options.needing_all_records(),
-                    "label, inputs and drop": asked.names_columns,
-                    "batched": batched is not None,
-                }
+            of_records = {
+                "label, inputs and drop": asked.names_columns,
+                "batched": batched is not None,
+            }
+            _refuse(
+                {**options.needing_all_records(), **of_records},
+                needs="data from which records are made",
+                received="a folder of shards, whose records stay as they are",
+                mend="Leave it out, or write the shards from their source",
             )
             options.tell(shards.columns(run.notes))
             with said_of(folder):
                 return write_shards_anew(shards, folder, options)
+
+
+def _refuse(asked: Mapping[str, bool], *, needs: str, received: str, mend: str) -> None:
+    """Raises OptionError for the first that is asked for, by name, and that goes with others."""
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise OptionError(f"{name} must go with {needs}", received=received, mend=mend)
 
 
 def _is_read_once(source: Any) -> bool:
@@ -298,14 +304,13 @@ def _write_records(
 
 def _write_stream(stream: Stream, head: Head, out: Path, options: WriteOptions) -> Manifest:
     """Writes a stream of more records than are held in memory."""
-    for name, is_asked in options.needing_all_records().items():
-        if is_asked:
-            raise OptionError(
-                f"{name} must go with a source whose records are all known",
-                received=f"a stream of more than {HEAD_BYTES >> 20} MB, which is read once",
-                mend="Give it as arrays or as a folder, or write the stream without, and then "
-                "arrays of what you need",
-            )
+    _refuse(
+        options.needing_all_records(),
+        needs="a source whose records are all known",
+        received=f"a stream of more than {HEAD_BYTES >> 20} MB, which is read once",
+        mend="Give it as arrays or as a folder, or write the stream without, and then arrays of "
+        "what you need",
+    )
     shares = options.shares
     # A split that is asked for divides anew what is divided.
     keeps_splits = stream.splits is not None and shares is None

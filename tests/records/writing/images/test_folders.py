@@ -6,6 +6,8 @@ import io
 import json
 import os
 import struct
+import sys
+import warnings
 import zlib
 
 import numpy as np
@@ -14,6 +16,7 @@ from PIL import Image
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records import load_manifest, write
+from tfdist.records.writing.images import files
 from tfdist.records.writing.images.options import ImageOptions, image_options
 from tfdist.records.writing.raw_sources import read_raw
 from tfdist.records.writing.roles import Asked
@@ -558,6 +561,11 @@ class TestLabels:
                 r"must name one of .* in column 'split', or none, but found 'trian' in line 3",
             ),
             ("l.csv", "file,kind\nd.png,1\nb.png,-1\nc.png,2\na.png,3\n", "-1 in 'label', line 3"),
+            (
+                "l.csv",
+                "file,image,kind\na.png,1,x\nb.png,2,y\nc.png,3,x\nd.png,4,y\n",
+                "'image' twice. Rename that column, or leave it out with drop='image'",
+            ),
             ("none.csv", None, r"none\.csv, which is no file"),
         ],
     )
@@ -566,6 +574,20 @@ class TestLabels:
             (photos / name).write_text(text)
         with pytest.raises(DataError, match=message):
             opened(photos, labels=name)
+
+
+def test_the_program_is_warned_as_before(tmp_path, monkeypatch):
+    """Threads that each left the filters of warnings as they had found them left them to ignore."""
+    monkeypatch.setattr(files, "_AT_ONCE", 1)
+    for n in range(200):
+        save(tmp_path / f"{'ab'[n % 2]}/{n}.png")
+    before, interval = list(warnings.filters), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        opened(tmp_path, workers=8)
+    finally:
+        sys.setswitchinterval(interval)
+    assert warnings.filters == before
 
 
 class TestMasks:
@@ -693,6 +715,14 @@ class TestMasks:
         save(tmp_path / "masks/a.tif", mode="L", save_all=True, append_images=[mask])
         columns = opened(tmp_path / "photos", masks=tmp_path / "masks")
         assert "1 of 1 masks have several frames" in note(columns, "frames")
+
+    def test_classes_of_one_split_alone_are_none(self, tmp_path):
+        for place in ("train/a/0", "train/b/1", "val/2"):
+            save(tmp_path / f"photos/{place}.png")
+            save(tmp_path / f"masks/{place.rpartition('/')[2]}.png", mode="L")
+        columns = opened(tmp_path / "photos", masks=tmp_path / "masks")
+        assert [feature.name for feature in columns.schema.features] == ["image", "mask"]
+        assert "the names of class folders are not used" in columns.notes
 
     def test_class_folders_keep_their_classes(self, tmp_path):
         for name in ("a/1", "b/1"):

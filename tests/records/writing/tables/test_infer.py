@@ -40,7 +40,8 @@ def test_numbers_and_truth_values(texts, expected):
 
 
 def test_numbers_that_look_like_codes_are_told():
-    for texts in (("01234", "7"), ("01234", "7", ""), ("01234", "7", "1.5"), ("+01234", "7")):
+    written = (("01234", "7"), ("01234", "7", ""), ("01234", "7", "1.5"), ("+01234", "7"))
+    for texts in (*written, (" 01234", "7")):
         cells = infer(Written(texts))
         assert cells.values.tolist()[:2] == [1234, 7]
         assert "begin with 0, which is lost" in cells.notes[0]

@@ -6,6 +6,7 @@ The format is that of https://cocodataset.org/#format-data.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,7 @@ from typing import Any
 
 from tfdist.errors import DataError, read_json
 from tfdist.records.format.splits import split_of_word
-from tfdist.records.wording import listed
-from tfdist.records.writing.images.label_values import is_number
+from tfdist.records.wording import listed, told_as
 
 FILE, SPLIT, BOXES, KINDS, CROWD = "file_name", "split", "boxes", "kinds", "crowd"
 FOLDER = "annotations"
@@ -71,14 +71,9 @@ def read_annotations(paths: Sequence[Path]) -> Annotations:
     """
     found, wrong = Annotations(), []
     for path in paths:
-        try:
+        mend = "Get the file again, or mend what it says"
+        with told_as(f"{path} must be a JSON file", mend, OSError, ValueError):
             value = read_json(path.read_text(encoding="utf-8-sig"), keys_once=True)
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"{path} must be a JSON file",
-                received=f"an error: {error}",
-                mend="Get the file again, or mend what it says",
-            ) from None
         if not is_coco(value):
             raise DataError(
                 f"{path} must hold COCO's images, annotations and categories",
@@ -178,3 +173,8 @@ def _is_box(box: Any) -> bool:
     if not isinstance(box, list) or len(box) != 4:
         return False
     return all(map(is_number, box)) and min(box[2:]) >= 0
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number that a float can be: JSON has whole ones of any size."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max

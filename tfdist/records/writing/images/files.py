@@ -29,20 +29,10 @@ _KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB", "RGBA", "I;16", "I;16B", "I")
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4, "I;16": 1, "I;16B": 1, "I": 1}
 # The mode that any other file is written in, as PNG.
 _CONVERTED = {
-    "1": "L",
-    "L": "L",
-    "I;16": "I;16",
-    "I;16B": "I;16",
-    "LA": "RGBA",
-    "PA": "RGBA",
-    "RGBA": "RGBA",
-    "RGBX": "RGB",
-    "RGB": "RGB",
-    "P": "RGB",
-    "CMYK": "RGB",
-    "YCbCr": "RGB",
-    "LAB": "RGB",
-    "HSV": "RGB",
+    **dict.fromkeys(("1", "L"), "L"),
+    **dict.fromkeys(("I;16", "I;16B"), "I;16"),
+    **dict.fromkeys(("LA", "PA", "RGBA"), "RGBA"),
+    **dict.fromkeys(("RGBX", "RGB", "P", "CMYK", "YCbCr", "LAB", "HSV"), "RGB"),
 }
 # The mode of a mask whose pixels are numbers of classes, as they are or as a palette's.
 _MASKS = {"L": "L", "1": "L", "P": "L", "I;16": "I;16", "I;16B": "I;16", "I": "I;16"}
@@ -109,16 +99,13 @@ def read_headers(
         what: "masks", of which the pixels are numbers of classes, or "images".
     """
     # Of what was found in the same files before; what is found now is added.
-    journal = options.journal(what)
+    journal = options.looked_at(what)
 
     def read(first: int) -> list[Any]:
-        found = {} if journal is None else journal.found()
-        if first in found:
+        if journal is not None and first in (found := journal.found()):
             return found[first]
-        headers = [
-            _read_header(path, options.decode, what == "masks")
-            for path in paths[first : first + _AT_ONCE]
-        ]
+        some = paths[first : first + _AT_ONCE]
+        headers = (_read_header(path, options.decode, what == "masks") for path in some)
         told = [header if isinstance(header, str) else astuple(header) for header in headers]
         if journal is not None:
             journal.add(first, told)
@@ -126,8 +113,12 @@ def read_headers(
 
     firsts = range(0, len(paths), _AT_ONCE)
     in_turn = firsts if journal is None else journal.in_turn(firsts)
-    # Pillow decodes outside Python's lock.
-    with ThreadPoolExecutor(options.workers, thread_name_prefix="tfdist-images") as pool:
+    # Pillow warns of huge images. What Python warns of is the process's, and not for threads to
+    # change; they work side by side as Pillow decodes outside Python's lock.
+    with (
+        warnings.catch_warnings(action="ignore"),
+        ThreadPoolExecutor(options.workers, thread_name_prefix="tfdist-images") as pool,
+    ):
         told = dict(zip(in_turn, pool.map(read, in_turn), strict=True))
     return [
         each if isinstance(each, str) else Header(*each) for first in firsts for each in told[first]
@@ -136,14 +127,10 @@ def read_headers(
 
 def _read_header(path: Path, decode: bool, is_mask: bool) -> Header | str:
     try:
-        # Pillow warns of huge images; and an image that is not decoded is read no further than its
-        # header.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with open_regular(path) as file:  # A link may lead to a device, which never ends.
-                data = file.read() if decode else b""
-                with Image.open(io.BytesIO(data) if decode else file) as image:
-                    header = mask_header(image) if is_mask else header_of(image)
+        with open_regular(path) as file:  # A link may lead to a device, which never ends.
+            data = file.read() if decode else b""  # Else no more than its header is read.
+            with Image.open(io.BytesIO(data) if decode else file) as image:
+                header = mask_header(image) if is_mask else header_of(image)
     except UnidentifiedImageError:
         return "is no image"
     except OSError as error:
@@ -296,10 +283,7 @@ def rewritten(
     if resizing is not None:
         image = resized(image, resizing, is_mask=are_masks)
     file = io.BytesIO()
-    if header.written_format == "JPEG":
-        image.save(file, "JPEG", quality=_JPEG_QUALITY)
-    else:
-        image.save(file, "PNG")
+    image.save(file, header.written_format, quality=_JPEG_QUALITY)  # PNG has none.
     return file.getvalue()
 
 

@@ -1,10 +1,10 @@
-"""A folder of images, in class folders or with a file that says what they are."""
+"""A folder of images, in class folders or with a file, or masks, that say what they are."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError, spelt
-from tfdist.records.format.columns import Column, Columns
+from tfdist.records.format.columns import Column, Columns, column_of
 from tfdist.records.format.readings import refuse_boxes
 from tfdist.records.format.schema import Feature, Reading, Schema
 from tfdist.records.format.splits import rows_of_splits
-from tfdist.records.format.text_and_ragged import as_classes
+from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.wording import left_out, listed
-from tfdist.records.writing.images import masks as image_masks
 from tfdist.records.writing.images.coco import FOLDER as COCO_FOLDER
 from tfdist.records.writing.images.coco import MOST_RELATIVE, annotation_files
 from tfdist.records.writing.images.files import Header, ImageFiles, Resizing, read_headers
@@ -27,6 +26,7 @@ from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.images.search import FoundImage, find_images
 from tfdist.records.writing.roles import Asked
 
+_MASK = "mask"
 _BAD_SHOWN = 20
 # More of them are named by their path below the folder.
 _WHOLE_PATHS = 3
@@ -60,7 +60,7 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
         own = {path.resolve() for path in (table.path, *table.files)}
         listing.foreign = [n for n in listing.foreign if (folder / n).resolve() not in own]
     if options.masks is not None:
-        masks = image_masks.find_masks(images, options)
+        masks = _find_masks(images, options)
         faults.of_masks(masks)
     kept = faults.kept()
     images, headers = [images[n] for n in kept], [headers[n] for n in kept]
@@ -70,21 +70,22 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
         "image": (feature, ImageFiles([i.path for i in images], headers, resizing))
     }
     if table is not None:
-        found |= table.labels(kept)
-    elif images[0].class_name is not None:
-        found["label"] = _class_label(images)
-    if masks is not None:
-        if image_masks.NAME in found:
+        labels = table.labels(kept)
+        for name in sorted({*found, *([] if masks is None else [_MASK])} & {*labels}):
             raise DataError(
                 "each label must have a name of its own",
-                received="'mask' twice",
-                mend=f"Rename that column, or leave it out with {spelt('drop', image_masks.NAME)}",
+                received=f"'{name}' twice",
+                mend=f"Rename that column, or leave it out with {spelt('drop', name)}",
             )
-        column = masks.column(kept, resizing=resizing)
-        of_masks = [masks.headers[n] for n in kept]
-        found[image_masks.NAME] = (
-            image_feature(image_masks.NAME, "label", images, of_masks, resizing),
-            column,
+        found |= labels
+    elif None not in (names := [image.class_name for image in images]):
+        # The numbers of the class folders, sorted by name over all splits.
+        found["label"] = column_of("label", "label", objects(names), None, [])
+    if masks is not None:
+        paths, of_masks = [masks.paths[n] for n in kept], [masks.headers[n] for n in kept]
+        found[_MASK] = (
+            image_feature(_MASK, "label", images, of_masks, resizing),
+            ImageFiles(paths, of_masks, resizing, are_masks=True),
         )
     schema = Schema(tuple(feature for feature, _ in found.values()))
     if options.is_resized:
@@ -95,7 +96,7 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
         *notes_of_folders(listing, images, are_classes="label" in found and table is None),
         *notes_of_files(feature, headers, options),
         *([] if table is None else table.notes(found, options)),
-        *([] if masks is None else notes_of_masks([masks.headers[n] for n in kept])),
+        *([] if masks is None else notes_of_masks(of_masks)),
     )
     return Columns(
         "folder",
@@ -136,10 +137,10 @@ class _Faults:
         self._alone["row", "without an image"] = table.astray
         self._alone["row", "without whole values"] = table.bad
 
-    def of_masks(self, masks: image_masks.FoundMasks) -> None:
+    def of_masks(self, masks: _Masks) -> None:
         self._needed.append("mask")
         for number, (image, mask) in enumerate(zip(self._headers, masks.headers, strict=True)):
-            if reason := image_masks.fault(image, mask):
+            if reason := _mask_fault(image, mask):
                 self._add(number, reason, "image without a mask that fits")
         self._alone["mask", "without an image"] = [
             f"the mask {name}, which has no image" for name in masks.alone
@@ -163,28 +164,23 @@ class _Faults:
         count = len(self._of_image) + sum(map(len, self._alone.values()))
         if count and not (self._options.skip_bad and kept):
             belongs = " and its ".join(self._needed)
-            rule = "every image must be one that can be read" + (
-                f", with its {belongs}, and each of those must have its image" if belongs else ""
-            )
+            more = f", with its {belongs}, and each of those must have its image" if belongs else ""
             look = f"; {spelt('decode', False)} looks at no pixels" if self._options.decode else ""
             look += f"; name columns of words with {spelt('text')}" if "row" in self._needed else ""
             place = "" if count <= _WHOLE_PATHS else f" in {self._folder}"
             raise DataError(
-                rule,
-                received=f"{count:,} that cannot{place}: {self._listed(count)}"
-                if not belongs
-                else f"{count:,} without{place}: {self._listed(count)}",
+                f"every image must be one that can be read{more}",
+                received=f"{count:,} {'without' if belongs else 'that cannot'}{place}: "
+                f"{self._listed(count)}",
                 mend="Repair or remove them, or leave them out with "
                 f"{spelt('skip_bad', True)}{look}",
             )
         return kept
 
     def notes(self) -> Iterable[str]:
-        if self._of_image:
-            count, total = len(self._of_image), len(self._images)
-            yield left_out(
-                count, "image", "as bad", self._named(whole=count < _WHOLE_PATHS), of=total
-            )
+        if count := len(self._of_image):
+            named = self._named(whole=count < _WHOLE_PATHS)
+            yield left_out(count, "image", "as bad", named, of=len(self._images))
         for (what, why), names in self._alone.items():
             if names:
                 yield left_out(len(names), what, why, names)
@@ -251,10 +247,74 @@ def _check_boxes(found: Mapping[str, tuple[Feature, Column]], options: ImageOpti
             )
 
 
-def _class_label(images: Sequence[FoundImage]) -> tuple[Feature, np.ndarray]:
-    """Returns the numbers of the class folders, sorted by name over all splits."""
-    classes, ids = as_classes([image.class_name for image in images])
-    feature = Feature(
-        name="label", dtype="int64", shape=(), encoding="int64", role="label", classes=classes
-    )
-    return feature, ids
+@dataclass(frozen=True)
+class _Masks:
+    """The mask of each image.
+
+    Attributes:
+        paths: None where there is none.
+        headers: what each file is; for one that cannot be a mask, why.
+        alone: the names of masks whose images are not there.
+    """
+
+    paths: list[Path | None]
+    headers: list[Header | str]
+    alone: list[str]
+
+
+def _find_masks(images: Sequence[FoundImage], options: ImageOptions) -> _Masks:
+    """Returns the masks of images: FOLDER/NAME.png, or at the image's own place in FOLDER.
+
+    Raises:
+        DataError: no such folder.
+    """
+    folder = Path(options.masks)
+    if not folder.is_dir():
+        raise DataError(
+            "masks must name a folder",
+            received=f"{folder}, which is none",
+            mend="Check its spelling, or write the whole path",
+        )
+    files: dict[str, Path] = {}
+    twice: dict[str, str] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            key = path.relative_to(folder).with_suffix("").as_posix()
+            if key in files:
+                twice[key] = f"has two masks, {files[key].name} and {path.name}"
+            files[key] = path
+    stems = [image.name.removesuffix(Path(image.name).suffix) for image in images]
+    bases = [stem.rpartition("/")[2] for stem in stems]
+    called = Counter(bases)
+    keys = [
+        # The name alone is enough where one image alone is called so.
+        stem if stem in files or called[base] > 1 else base
+        for stem, base in zip(stems, bases, strict=True)
+    ]
+    paths = [files.get(key) for key in keys]
+    headers: list[Header | str] = ["has no mask"] * len(paths)
+    present = [number for number, path in enumerate(paths) if path is not None]
+    read = read_headers([paths[number] for number in present], options, "masks")
+    for number, header in zip(present, read, strict=True):
+        headers[number] = header
+    of_key: dict[str, list[int]] = {}
+    for number, key in enumerate(keys):
+        headers[number] = twice.get(key, headers[number])
+        of_key.setdefault(key, []).append(number)
+    for key, numbers in of_key.items():
+        if key in files and len(numbers) > 1:
+            names = " and ".join(images[number].name for number in numbers)
+            for number in numbers:
+                headers[number] = f"has a mask, {files[key].name}, that is of {names}"
+    wanted = set(keys)
+    alone = [path.name for key, path in files.items() if key not in wanted]
+    return _Masks(paths, headers, alone)
+
+
+def _mask_fault(image: Header | str, mask: Header | str) -> str | None:
+    """Returns what keeps a mask from belonging to its image."""
+    if isinstance(mask, str):
+        return mask if mask.startswith("has ") else f"its mask: {mask}"
+    if isinstance(image, Header) and (image.height, image.width) != (mask.height, mask.width):
+        return f"{image.width}x{image.height} pixels where its mask has {mask.width}x{mask.height}"
+    return None

@@ -76,14 +76,12 @@ def notes_of_files(
     if converted and options.written_size is None:
         kinds = sorted({f"{h.format} {h.mode}" for h in headers if h.convert_to is not None})
         yield f"{converted:,} of {total:,} images are written as PNG: {listed(kinds, _NAMES_SHOWN)}"
-    turned = sum(header.orientation != UPRIGHT for header in headers)
-    if turned:
+    if turned := sum(header.orientation != UPRIGHT for header in headers):
         yield (
             f"{turned:,} of {total:,} images say in EXIF that they are to be turned: they are read "
             "upright, and masks and boxes must be those of upright images"
         )
-    cut = sum(header.is_cut for header in headers)
-    if cut:
+    if cut := sum(header.is_cut for header in headers):
         yield f"{cut:,} of {total:,} images {CUT}"
     yield from _note_of_frames(headers, "images")
 
@@ -97,7 +95,6 @@ def _note_of_frames(headers: Sequence[Header], what: str) -> Iterator[str]:
 def notes_of_masks(headers: Sequence[Header]) -> Iterator[str]:
     """Yields which masks hold numbers that other programs may show as colours."""
     for mode, what in (("P", "the numbers of their colours"), ("1", "0 and 1")):
-        count = sum(header.mode == mode for header in headers)
-        if count:
+        if count := sum(header.mode == mode for header in headers):
             yield f"{count:,} of {len(headers):,} masks are written with {what} as pixels"
     yield from _note_of_frames(headers, "masks")

@@ -25,8 +25,8 @@ class ImageOptions:
         color: what they are read as, "rgb" or "gray"; None: as they are.
         decode: whether every image is decoded, to see that it can be.
         workers: number of threads that look at the files.
-        looked_at: returns the journal of "images" or "masks" that were looked at; None: there is
-            none.
+        looked_at: returns the journal of "images" or "masks" that were looked at; None where
+            nothing is noted.
     """
 
     labels: str | Path | None = None
@@ -38,11 +38,7 @@ class ImageOptions:
     color: str | None = None
     decode: bool = True
     workers: int = 1
-    looked_at: Callable[[str], LookedAt] | None = None
-
-    def journal(self, what: str) -> LookedAt | None:
-        """Returns that of "images" or "masks"; None where nothing is noted."""
-        return None if self.looked_at is None else self.looked_at(what)
+    looked_at: Callable[[str], LookedAt | None] = lambda what: None
 
     def check_unused(self, source: object) -> None:
         """Raises OptionError when something is said that only a folder of images can have."""
@@ -52,19 +48,12 @@ class ImageOptions:
             "write_resized": self.written_size is not None,
         }
         named = [name for name, is_said in said.items() if is_said]
-        if self.skip_bad and not named:
-            raise OptionError(
-                f"{spelt('skip_bad', True)} must go with a folder of images or texts, a table or "
-                "a .tar file",
-                received=f"{source!r:.60}",
-                mend="Leave it out",
-            )
-        if named:
-            raise OptionError(
-                f"{', '.join(named)} must go with a folder of images",
-                received=f"{source!r:.60}",
-                mend="Leave it out",
-            )
+        rule = f"{', '.join(named)} must go with a folder of images"
+        if not named:
+            others = "a folder of images or texts, a table or a .tar file"
+            rule = f"{spelt('skip_bad', True)} must go with {others}"
+        if named or self.skip_bad:
+            raise OptionError(rule, received=f"{source!r:.60}", mend="Leave it out")
 
 
 def image_options(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,7 @@ SUFFIXES = frozenset(
     for name in names.split()
 )
 
-_STRUCTURE = "images must lie in class folders, FOLDER/CLASS/IMAGE or FOLDER/SPLIT/CLASS/IMAGE"
+_HIDDEN = (".", "__MACOSX")
 
 
 def _mend() -> str:
@@ -78,13 +79,13 @@ def find_images(folder: Path, *, loose: bool = False, without: str | Path | None
     listing = Listing()
     left_out = None if without is None else Path(without).resolve()
     scan = _scan(folder, folder, listing, left_out)
-    splits = _split_folders(folder, scan, listing)
+    splits = _split_folders(folder, *scan, listing)
     if splits is None:
-        _add(folder, scan, None, listing, loose, left_out)
+        _add(folder, *scan, None, listing, loose, left_out)
     else:
         for split, path in splits.items():
             scan = _scan(folder, path, listing, left_out)
-            _add(folder, scan, split, listing, loose, left_out)
+            _add(folder, *scan, split, listing, loose, left_out)
     if not listing.images and not loose and _are_texts(folder, listing):
         raise DataError(
             "texts must lie in class folders, FOLDER/CLASS/TEXT.txt or FOLDER/SPLIT/CLASS/TEXT.txt",
@@ -107,16 +108,14 @@ def find_images(folder: Path, *, loose: bool = False, without: str | Path | None
 
 def all_images(place: Path) -> list[FoundImage]:
     """Returns an image, or those anywhere in a folder by their names, whatever they are of."""
-    paths = [place] if place.is_file() else _files_in(place)
-    root = place.parent if place.is_file() else place
+    root, paths = (place.parent, [place]) if place.is_file() else (place, _files_in(place))
     return [FoundImage(p, _name(root, p), None, None) for p in paths if _is_image(p)]
 
 
 def _files_in(folder: Path) -> list[Path]:
     found = (Path(at) / name for at, _, names in walk(folder) for name in names)
-    hidden = (".", "__MACOSX")
-    seen = [p for p in found if not any(n.startswith(hidden) for n in p.relative_to(folder).parts)]
-    return sorted(seen)
+    parts = ((path, path.relative_to(folder).parts) for path in found)
+    return sorted(path for path, own in parts if not any(n.startswith(_HIDDEN) for n in own))
 
 
 def _are_texts(folder: Path, listing: Listing) -> bool:
@@ -125,28 +124,21 @@ def _are_texts(folder: Path, listing: Listing) -> bool:
     return len(texts) * 2 > len(listing.foreign)
 
 
-@dataclass(frozen=True)
-class _Scan:
-    """The folders and the images of one folder, sorted by name."""
-
-    path: Path
-    folders: list[Path]
-    images: list[Path]
-
-
-def _scan(root: Path, path: Path, listing: Listing, without: Path | None) -> _Scan:
+def _scan(
+    root: Path, path: Path, listing: Listing, without: Path | None
+) -> tuple[list[Path], list[Path]]:
+    """Returns the folders and the images of one folder, sorted by name."""
     folders, images = [], []
     for entry in sorted(path.iterdir()):
-        if entry.name.startswith((".", "__MACOSX")):
-            listing.foreign.append(_name(root, entry))
-        elif entry.is_dir():
+        is_hidden = entry.name.startswith(_HIDDEN)
+        if entry.is_dir() and not is_hidden:
             if entry.resolve() != without:
                 folders.append(entry)
-        elif _is_image(entry):
+        elif not is_hidden and _is_image(entry):
             images.append(entry)
         else:
             listing.foreign.append(_name(root, entry))
-    return _Scan(path, folders, images)
+    return folders, images
 
 
 def _name(root: Path, path: Path) -> str:
@@ -163,9 +155,11 @@ def _is_image(path: Path) -> bool:
         return False
 
 
-def _split_folders(root: Path, scan: _Scan, listing: Listing) -> dict[str, Path] | None:
+def _split_folders(
+    root: Path, folders: Sequence[Path], images: Sequence[Path], listing: Listing
+) -> dict[str, Path] | None:
     """Returns the folder of each split; None when the folders are not called so."""
-    named = [(split_name(path.name), path) for path in scan.folders]
+    named = [(split_name(path.name), path) for path in folders]
     known = [split for split, _ in named if split is not None]
     others = [path for split, path in named if split is None]
     # One class may well be called "train", beside others.
@@ -177,7 +171,7 @@ def _split_folders(root: Path, scan: _Scan, listing: Listing) -> dict[str, Path]
             received=", ".join(path.name for _, path in named),
             mend="Put those of one split together",
         )
-    misplaced = [*scan.images, *(path for path in others if _holds_images(path))]
+    misplaced = [*images, *(path for path in others if _holds_images(path))]
     if misplaced:
         raise DataError(
             f"a folder with splits ({', '.join(sorted(known))}) must hold no other images",
@@ -199,29 +193,37 @@ def _holds_images(folder: Path) -> bool:
 
 
 def _add(
-    root: Path, scan: _Scan, split: str | None, listing: Listing, loose: bool, without: Path | None
+    root: Path,
+    folders: Sequence[Path],
+    images: Sequence[Path],
+    split: str | None,
+    listing: Listing,
+    loose: bool,
+    without: Path | None,
 ) -> None:
     """Adds the images of a folder of classes, or of images alone."""
-    if scan.images and loose and not any(_holds_images(path) for path in scan.folders):
-        listing.foreign.extend(_name(root, path) for path in scan.folders)
-        listing.images.extend(
-            FoundImage(path, _name(root, path), None, split) for path in scan.images
-        )
+    if images and loose and not any(map(_holds_images, folders)):
+        listing.foreign.extend(_name(root, path) for path in folders)
+        listing.images.extend(FoundImage(path, _name(root, path), None, split) for path in images)
         return
-    if scan.images:
-        raise DataError(
-            _STRUCTURE, received=f"the file {scan.images[0]}, in no class folder", mend=_mend()
-        )
-    for folder in scan.folders:
-        inner = _scan(root, folder, listing, without)
-        for deeper in inner.folders:
-            if _holds_images(deeper):
-                raise DataError(
-                    _STRUCTURE, received=f"the folder {deeper}, with images", mend=_mend()
-                )
-            listing.foreign.append(_name(root, deeper))
-        if not inner.images:
+    if images:
+        raise _misplaced(f"the file {images[0]}, in no class folder")
+    for folder in folders:
+        deeper, inner = _scan(root, folder, listing, without)
+        for path in deeper:
+            if _holds_images(path):
+                raise _misplaced(f"the folder {path}, with images")
+            listing.foreign.append(_name(root, path))
+        if not inner:
             listing.empty.append(_name(root, folder))
         listing.images.extend(
-            FoundImage(path, _name(root, path), folder.name, split) for path in inner.images
+            FoundImage(path, _name(root, path), folder.name, split) for path in inner
         )
+
+
+def _misplaced(received: str) -> DataError:
+    return DataError(
+        "images must lie in class folders, FOLDER/CLASS/IMAGE or FOLDER/SPLIT/CLASS/IMAGE",
+        received=received,
+        mend=_mend(),
+    )

@@ -30,8 +30,11 @@ def from_tf_dataset(dataset: tf.data.Dataset, asked: Asked, batched: bool | None
         total = known if known >= 0 else None
     structure = Structure.of(records.dataset.element_spec, asked, "dataset")
     _check_tensors(structure.named(0, records.dataset.element_spec))
-    batched = _has_one_shape(records.dataset)
-    elements = _in_batches(records.dataset) if batched else records.dataset
+    elements, leaves = records.dataset, tf.nest.flatten(records.dataset.element_spec)
+    batched = all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in leaves)
+    if batched:
+        record_bytes = sum(s.shape.num_elements() * max(1, s.dtype.size) for s in leaves)
+        elements = elements.batch(max(1, min(1024, _CHUNK_BYTES // max(1, record_bytes))))
     return structure.stream("dataset", [(None, as_numpy(elements))], batched=batched, total=total)
 
 
@@ -50,19 +53,6 @@ def _check_tensors(specs: Mapping[str, Any]) -> None:
                 received=f"a {type(spec).__name__} as '{name}'",
                 mend="Give each a name of its own: dataset.map(lambda x, y: ({'a': ...}, y))",
             )
-
-
-def _has_one_shape(dataset: tf.data.Dataset) -> bool:
-    return all(
-        isinstance(leaf, tf.TensorSpec) and leaf.shape.is_fully_defined()
-        for leaf in tf.nest.flatten(dataset.element_spec)
-    )
-
-
-def _in_batches(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    leaves = tf.nest.flatten(dataset.element_spec)
-    record_bytes = sum(leaf.shape.num_elements() * max(1, leaf.dtype.size) for leaf in leaves)
-    return dataset.batch(max(1, min(1024, _CHUNK_BYTES // max(1, record_bytes))))
 
 
 def as_numpy(dataset: tf.data.Dataset) -> Iterator[Any]:

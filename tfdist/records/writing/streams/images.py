@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -75,28 +76,26 @@ class StreamImages:
             reading=Reading(upright=not self._are_upright),
         )
 
-    def notes(self) -> list[str]:
-        found = []
+    def notes(self) -> Iterator[str]:
         if len(self._sizes) > 1 and not self._options.is_resized:
-            found.append(
+            yield (
                 f"the images '{self._name}' have several sizes: to be read in batches they need "
                 f"one, {spelt('resize', 'HxW')}"
             )
         if len(self._channels) > 1 and self._options.color is None:
-            found.append(f"the images '{self._name}' have different channels, and are read with 3")
+            yield f"the images '{self._name}' have different channels, and are read with 3"
         if self._turned:
-            found.append(
+            yield (
                 f"{self._turned:,} images '{self._name}' say in EXIF that they are to be turned: "
                 "they are read upright"
             )
         if self._cut:
-            found.append(f"{self._cut:,} images '{self._name}' {CUT}")
+            yield f"{self._cut:,} images '{self._name}' {CUT}"
         if self._masks:
-            found.append(
+            yield (
                 f"{self._masks:,} images '{self._name}' have few or numbered colours: as labels, "
                 "their pixels are the numbers of these"
             )
-        return found
 
     def file(self, value: Any, record: int) -> bytes:
         """Returns the bytes of an image file. Raises _BadImageError for what is none."""
@@ -104,8 +103,7 @@ class StreamImages:
         if not is_file and not image_like(value):
             raise _BadImageError(f"a {type(value).__name__}")
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Pillow warns of huge images.
+            with warnings.catch_warnings(action="ignore"):  # Pillow warns of huge images.
                 image = Image.open(io.BytesIO(value)) if is_file else value
                 # A label may be a photo, too: it has no palette, and grays of 8 bits or more.
                 is_mask = self._role == "label" and has_numbers(image)

@@ -9,6 +9,7 @@ import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tfdist.errors import DataError
@@ -76,11 +77,9 @@ def _with_bytes(dataset: Any) -> Any:
 def _image_bytes(value: Any) -> Any:
     if not (isinstance(value, Mapping) and set(value) == {"bytes", "path"}):
         return value
-    if value["bytes"] is None and value["path"] is not None:
-        with open(value["path"], "rb") as file:
-            data = file.read()
-    else:
-        data = value["bytes"]
+    data, path = value["bytes"], value["path"]
+    if data is None and path is not None:
+        data = Path(path).read_bytes()
     if data is None or image_like(data):
         return data
     from tfdist.records.format.image_bytes import Image

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tfdist.records.format.columns import count_classes
 from tfdist.records.format.manifest import ShardInfo, SplitInfo
 from tfdist.records.format.splits import apportion, check_enough, empty_split
-from tfdist.records.writing.shard_files import SUFFIX, ShardFile
+from tfdist.records.writing.shard_files import ShardFile, shard_name
 
 # Bytes of the records that are held to be mixed.
 BUFFER_BYTES = 128 << 20
@@ -55,17 +56,14 @@ class StreamShards:
         """Takes framed records, of one split or of none, and their class ids, int64 [n]."""
         self._are_counted |= class_ids is not None
         if split is None:
-            names = self._pattern.names
-            numbers = self._pattern.next(len(frames))
-            for frame, number in zip(frames, numbers.tolist(), strict=True):
-                self._splits[names[number]].buffer.add(frame)
-            for number in range(len(names)) if class_ids is not None else ():
-                self._splits[names[number]].count(class_ids[numbers == number])
+            names, numbers = self._pattern.names, self._pattern.next(len(frames))
         else:
-            for frame in frames:
-                self._splits[split].buffer.add(frame)
-            if class_ids is not None:
-                self._splits[split].count(class_ids)
+            names, numbers = (split,), np.zeros(len(frames), np.int64)
+        for frame, number in zip(frames, numbers.tolist(), strict=True):
+            self._splits[names[number]].buffer.add(frame)
+        for number, name in enumerate(names if class_ids is not None else ()):
+            counts = count_classes(class_ids[numbers == number])
+            self._splits[name].class_counts.update(counts)
         while sum(each.buffer.bytes for each in self._splits.values()) > BUFFER_BYTES:
             fullest = max(self._splits.values(), key=lambda each: each.buffer.bytes)
             # Many at once: to compare all splits for each record would take longer than to write.
@@ -123,10 +121,6 @@ class _Split:
         self._sizes = [0] * num_shards
         self._records = [0] * num_shards
 
-    def count(self, class_ids: np.ndarray) -> None:
-        ids, counts = np.unique(class_ids, return_counts=True)
-        self.class_counts.update(dict(zip(ids.tolist(), counts.tolist(), strict=True)))
-
     def put_one(self) -> None:
         """Sends a random one of the records that are held to a shard."""
         record, shard = self.buffer.take(), self._deal.next()
@@ -145,17 +139,9 @@ class _Split:
         full = [shard for shard in range(self.num_shards) if self._records[shard]]
         infos = []
         for number, shard in enumerate(full):
-            file = self._files[shard]
-            name = f"{self._name}-{number:05d}-of-{len(full):05d}{SUFFIX[self._compression]}"
-            file.path.rename(self._folder / name)
-            infos.append(
-                ShardInfo(
-                    file=name,
-                    records=self._records[shard],
-                    bytes=file.bytes,
-                    checksum=f"{file.checksum:08x}",
-                )
-            )
+            name = shard_name(self._name, number, len(full), self._compression)
+            self._files[shard].path.rename(self._folder / name)
+            infos.append(self._files[shard].info(name, self._records[shard]))
         for shard in set(range(self.num_shards)) - set(full):
             self._files[shard].path.unlink()
         return infos
@@ -195,11 +181,10 @@ class SplitPattern:
         """Returns the number of the split of each of the next ``count`` records, int64 [count]."""
         while len(self._left) < count:
             blocks = max(1, count // self._size)
-            counts = [apportion(self._size, self._shares, self._owed)]
-            if not self._is_exact:
-                counts += [
-                    apportion(self._size, self._shares, self._owed) for _ in range(blocks - 1)
-                ]
+            counts = [
+                apportion(self._size, self._shares, self._owed)
+                for _ in range(1 if self._is_exact else blocks)
+            ]
             rows = [np.repeat(np.arange(len(count)), count) for count in counts]
             rows = np.stack(rows * blocks if self._is_exact else rows)
             dealt = self._random.permuted(rows, axis=1).reshape(-1)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError, read_json, spelt
-from tfdist.records.wording import left_out
+from tfdist.records.wording import left_out, told_as
 from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.streams.stream import ImageFile, Stream, Structure
 
@@ -23,6 +23,7 @@ SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _GZIP = b"\x1f\x8b"
 _PIECE_BYTES = 1 << 20
 _BAD_SHOWN = 5
+_UNREADABLE = (tarfile.TarError, EOFError, OSError, zlib.error)
 _IMAGES = ("jpg", "jpeg", "png")
 # What the parts are called where their files have nothing but an extension.
 _NAMES = {"jpg": "image", "jpeg": "image", "png": "image", "cls": "label", "txt": "text"}
@@ -180,43 +181,38 @@ def _check_end(path: Path, archive: tarfile.TarFile, notes: list[str]) -> None:
 
 def _records(path: Path, skipped: Counter[str], notes: list[str]) -> Iterator[dict[str, Any]]:
     stem, record = None, _Record()
-    try:
-        with _opened(path) as archive:
-            for member in archive:
-                folder, _, file = member.name.rpartition("/")
-                name, dot, kind = file.partition(".")
-                if name and dot and (member.islnk() or member.issym()):
-                    skipped[f".{kind.lower()} (a link)"] += 1
-                if not member.isfile() or not name:
-                    continue
-                if not dot:
-                    skipped["without an extension"] += 1
-                    continue
-                if (folder, name) != stem and record:
-                    yield record
-                    record = _Record()
-                stem = (folder, name)
-                record.place = f"{'/'.join(filter(None, stem))}.* of {path}"
-                data = archive.extractfile(member).read()
-                parts = _parts(kind.lower(), data, member.name)
-                if parts is None:
-                    skipped[f".{kind.lower()}"] += 1
-                    continue
-                for part in parts:
-                    if part in record:
-                        raise DataError(
-                            f"each part of a record of {path} must come once",
-                            received=f"'{part}' twice, again in {member.name}",
-                            mend="Rename one: files of a record have one name up to its first dot",
-                        )
-                record.update(parts)
-            _check_end(path, archive, notes)
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise DataError(
-            f"{path} must be a whole .tar archive",
-            received=f"an error: {error}",
-            mend="Get it again, or write it anew",
-        ) from None
+    mend = "Get it again, or write it anew"
+    told = told_as(f"{path} must be a whole .tar archive", mend, *_UNREADABLE)
+    with told, _opened(path) as archive:
+        for member in archive:
+            folder, _, file = member.name.rpartition("/")
+            name, dot, kind = file.partition(".")
+            if name and dot and (member.islnk() or member.issym()):
+                skipped[f".{kind.lower()} (a link)"] += 1
+            if not member.isfile() or not name:
+                continue
+            if not dot:
+                skipped["without an extension"] += 1
+                continue
+            if (folder, name) != stem and record:
+                yield record
+                record = _Record()
+            stem = (folder, name)
+            record.place = f"{'/'.join(filter(None, stem))}.* of {path}"
+            data = archive.extractfile(member).read()
+            parts = _parts(kind.lower(), data, member.name)
+            if parts is None:
+                skipped[f".{kind.lower()}"] += 1
+                continue
+            for part in parts:
+                if part in record:
+                    raise DataError(
+                        f"each part of a record of {path} must come once",
+                        received=f"'{part}' twice, again in {member.name}",
+                        mend="Rename one: files of a record have one name up to its first dot",
+                    )
+            record.update(parts)
+        _check_end(path, archive, notes)
     if record:
         yield record
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -19,13 +19,19 @@ from tfdist.records.format.encoding import (
     make_layout,
     varint_width,
 )
-from tfdist.records.format.manifest import Layout, Manifest
+from tfdist.records.format.manifest import Manifest
 from tfdist.records.format.offsets import write_offsets
 from tfdist.records.wording import no_record
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.options import WriteOptions
-from tfdist.records.writing.shard_files import Counter, staging_folder, stop_on_sigterm
-from tfdist.records.writing.shard_sizes import STREAM_NUM_SHARDS, shards_for
+from tfdist.records.writing.shard_files import (
+    STREAM_NUM_SHARDS,
+    Counter,
+    frame_bytes,
+    shards_for,
+    staging_folder,
+    stop_on_sigterm,
+)
 from tfdist.records.writing.streams.features import StreamFeatures
 from tfdist.records.writing.streams.shards import BUFFER_BYTES, StreamShards
 from tfdist.records.writing.streams.stream import Chunk, Stream, chunk_bytes
@@ -60,7 +66,7 @@ class Head:
             [split for split, _ in self.chunks], [_length(chunk) for _, chunk in self.chunks]
         )
         splits = {name: np.flatnonzero(of == name) for name in dict.fromkeys(of.tolist())}
-        return Columns(**{**vars(columns), "splits": splits})
+        return replace(columns, splits=splits)
 
 
 def read_head(stream: Stream, images: ImageOptions) -> Head:
@@ -84,12 +90,7 @@ def read_head(stream: Stream, images: ImageOptions) -> Head:
 
 
 def write_stream(
-    stream: Stream,
-    head: Head,
-    out: Path,
-    options: WriteOptions,
-    *,
-    keeps_splits: bool,
+    stream: Stream, head: Head, out: Path, options: WriteOptions, *, keeps_splits: bool
 ) -> Manifest:
     """Writes a stream that its head is only the beginning of; see ``writer.write``.
 
@@ -97,12 +98,11 @@ def write_stream(
         keeps_splits: whether records stay in the splits of the stream, which are those of
             ``options.shares``.
     """
-    shares, as_read = options.shares, options.as_read
-    as_read(head.features.schema())  # What cannot be is told before anything is written.
-    framer = _Framer(head.features)
-    per_split = _num_shards(stream, head, framer.first_bytes, shares, options.num_shards)
+    shares, as_read, features = options.shares, options.as_read, head.features
+    as_read(features.schema())  # What cannot be is told before anything is written.
+    framer = _Framer(features)
+    per_split = _num_shards(stream, framer.first_bytes, shares, options.num_shards)
     counter = Counter(stream.total, options.progress)
-    features = head.features
     features.forget_head()
     framed = (
         (split if keeps_splits else None, frames, class_ids)
@@ -148,10 +148,8 @@ def _of_source(
 
 def mixing_note(record_bytes: float, num_shards: int) -> str:
     """Returns how well the records of a stream are mixed, for the manifest and the user."""
-    held = int(BUFFER_BYTES / max(1, record_bytes))
-    return (
-        f"dealt to {num_shards} shards at random, and mixed by a buffer of about {held:,} records"
-    )
+    held = f"{int(BUFFER_BYTES / max(1, record_bytes)):,} records"
+    return f"dealt to {num_shards} shards at random, and mixed by a buffer of about {held}"
 
 
 class _Framer:
@@ -163,9 +161,9 @@ class _Framer:
         self._widths = features.widths()
         self._framer = make_framer(self._schema, self._widths)
         # That all records have; None when they have none in common.
-        self.layout: Layout | None = make_layout(self._schema, self._widths)
+        self.layout = make_layout(self._schema, self._widths)
         self._records = self._bytes = 0
-        self.first_bytes = self._mean_of(features.columns())
+        self.first_bytes = frame_bytes(features.columns(), self._widths, 64)
 
     @property
     def mean_bytes(self) -> float:
@@ -183,12 +181,6 @@ class _Framer:
             self._bytes += sum(map(len, frames))
             yield frames, None if label is None else part[label.name]
         self._records += length
-
-    def _mean_of(self, columns: Columns) -> float:
-        if self.layout is not None:
-            return HEADER_BYTES + self.layout.record_bytes + FOOTER_BYTES
-        rows = np.unique(np.linspace(0, columns.num_records - 1, 64).astype(np.int64))
-        return len(self._framer.frame(columns.block(rows))) / len(rows)
 
     def _widen(self, block: Mapping[str, object]) -> None:
         """Makes room for numbers larger than all before; records then have no common layout."""
@@ -213,11 +205,7 @@ def cut_frames(framed: bytes | memoryview) -> tuple[list[bytes], int]:
 
 
 def _num_shards(
-    stream: Stream,
-    head: Head,
-    record_bytes: float,
-    shares: Mapping[str, float],
-    num_shards: int | None,
+    stream: Stream, record_bytes: float, shares: Mapping[str, float], num_shards: int | None
 ) -> dict[str, int]:
     if num_shards is not None:
         return dict.fromkeys(shares, num_shards)

@@ -24,21 +24,21 @@ class ArrowTexts(Sequence[str]):
     Args:
         blocks: pyarrow's arrays of them, one after the other: a list, or those of a ``Spool``.
         lengths: rows of each block.
-        in_file: whether the blocks are read from a file whenever they are asked for.
         chosen: int64 [n], the numbers of the rows that are meant, in their order; None for all.
         blank: bool [n], which of these are ""; None for none but those that are.
+
+    Attributes:
+        in_file: whether the blocks are read from a file whenever they are asked for.
     """
 
     def __init__(
         self,
         blocks: Sequence[Any],
         lengths: Sequence[int],
-        *,
-        in_file: bool = False,
         chosen: np.ndarray | None = None,
         blank: np.ndarray | None = None,
     ):
-        self.in_file = in_file
+        self.in_file = isinstance(blocks, _Blocks)
         self._blocks, self._ends = blocks, np.cumsum([0, *lengths])
         self._chosen, self._blank = chosen, blank
 
@@ -63,15 +63,12 @@ class ArrowTexts(Sequence[str]):
     def taken(self, rows: np.ndarray) -> ArrowTexts:
         """Returns some rows, int64 [n] in their order."""
         chosen = rows if self._chosen is None else self._chosen[rows]
-        return self._with(chosen, None if self._blank is None else self._blank[rows])
+        blank = None if self._blank is None else self._blank[rows]
+        return ArrowTexts(self._blocks, np.diff(self._ends), chosen, blank)
 
     def blanked(self, blank: np.ndarray) -> ArrowTexts:
         """Returns the rows, of which those that are True in ``blank``, bool [rows], are ""."""
-        return self._with(self._chosen, blank)
-
-    def _with(self, chosen: np.ndarray | None, blank: np.ndarray | None) -> ArrowTexts:
-        lengths = np.diff(self._ends)
-        return ArrowTexts(self._blocks, lengths, in_file=self.in_file, chosen=chosen, blank=blank)
+        return ArrowTexts(self._blocks, np.diff(self._ends), self._chosen, blank)
 
     def arrays(self) -> Iterator[Any]:
         """Yields pyarrow's arrays of the rows that are meant; only what has some is read."""
@@ -113,14 +110,14 @@ class ArrowTexts(Sequence[str]):
         for texts in self.arrays():
             rows = slice(start, start + len(texts))
             present, found = _present(texts, missing), None
-            if _cast(present[:_FIRST_ROWS], pyarrow.float64()) is None:
+            if cast(present[:_FIRST_ROWS], pyarrow.float64()) is None:
                 return None  # Of all rows it takes long to say so.
             points = _any_like(present, "[.eEn]")
             # As int64, 0x1F is a number, and -0 loses its sign.
             if values.dtype == np.int64 and not points and not _any_like(present, "[xX]|^-0+$"):
-                found = _cast(present, pyarrow.int64())
+                found = cast(present, pyarrow.int64())
             if found is None:
-                found = _cast(present, pyarrow.float64())
+                found = cast(present, pyarrow.float64())
                 there = None if found is None else np.asarray(found.drop_null())
                 if there is None or np.isnan(there).any():
                     return None
@@ -160,8 +157,8 @@ def _any_like(present: Any, pattern: str) -> bool:
     return bool(compute.any(compute.match_substring_regex(present, pattern)).as_py())
 
 
-def _cast(present: Any, kind: Any) -> Any:
-    """Returns pyarrow's array of texts as numbers; None where one is none of the kind."""
+def cast(present: Any, kind: Any) -> Any:
+    """Returns pyarrow's array as numbers; None where a value is none of the kind."""
     import pyarrow
     from pyarrow import compute
 
@@ -202,10 +199,7 @@ class Spool:
 
     def all(self) -> tuple[dict[str, ArrowTexts], np.ndarray | LargeArray]:
         """Returns all columns, and lines, when all rows have been added."""
-        texts = {
-            name: ArrowTexts(blocks, self._lengths, in_file=True)
-            for name, blocks in self._columns.items()
-        }
+        texts = {name: ArrowTexts(own, self._lengths) for name, own in self._columns.items()}
         return texts, LargeArray(self._lines) if self._lines else np.empty(0, np.int64)
 
 
@@ -255,7 +249,12 @@ def spooled(parts: Iterable[Any], store: Store) -> ArrowTexts:
     for texts in parts:
         lengths.append(len(texts))
         blocks.put(texts)
-    return ArrowTexts(blocks, lengths, in_file=True)
+    return ArrowTexts(blocks, lengths)
+
+
+def parts_of(values: np.ndarray | ArrowTexts) -> Iterable[list[Any]]:
+    """Returns values some at a time."""
+    return values.parts() if isinstance(values, ArrowTexts) else [values.tolist()]
 
 
 def parse_plain(text: str, separator: str, width: int, skip_rows: int) -> list[ArrowTexts] | None:
@@ -271,12 +270,9 @@ def parse_plain(text: str, separator: str, width: int, skip_rows: int) -> list[A
     except ImportError:
         return None
     has_quotes = '"' in text
-    is_marked = text.startswith("\ufeff")  # A mark that pyarrow takes away.
-    if (
-        is_marked
-        or text.count("\r") != text.count("\r\n")
-        or (has_quotes and not _are_whole(text, separator))
-    ):
+    if text.startswith("\ufeff") or text.count("\r") != text.count("\r\n"):
+        return None  # Pyarrow takes the mark away.
+    if has_quotes and not _are_whole(text, separator):
         return None
     names = [str(column) for column in range(width)]
     try:

@@ -69,10 +69,8 @@ def dates_in_order(
         return [None] * len(texts), (f"is text: of dates such as {texts[0]:.30} {why}",)
     forms = (*_FORMS, (_SLASHES, order))
     known = {text: _seconds(text, forms) for text in set(texts)}
-    cut = any(found is not None and found != math.floor(found) for found in known.values())
-    notes = CUT_OFF if cut else ()
     whole = {t: None if found is None else math.floor(found) for t, found in known.items()}
-    return [whole[text] for text in texts], notes
+    return [whole[text] for text in texts], () if whole == known else CUT_OFF
 
 
 def is_day_first(texts: Iterable[str]) -> bool | None:
@@ -120,9 +118,7 @@ def seconds_of(value: date) -> int:
     return math.floor((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp())
 
 
-def _seconds(
-    text: str, forms: Sequence[tuple[re.Pattern[str], tuple[int, int, int]]]
-) -> float | None:
+def _seconds(text: str, forms: Sequence[tuple[re.Pattern[str], Order]]) -> float | None:
     for form, places in forms:
         found = form.fullmatch(text)
         if found is None:

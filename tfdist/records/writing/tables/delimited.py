@@ -80,8 +80,8 @@ def _read(
     spool = None if store is None else Spool(store)
     bad: list[Complaint] = []
     for number, text in enumerate(itertools.chain([start], blocks)):
-        rows = _Rows(path, text, separator, first, line, has_header=not number)
-        line = rows.end
+        has_header = not number
+        texts, lines, wrong, line = _columns_of(path, text, separator, first, line, has_header)
         if spool is not None:
             if len(text) > _LONGEST_BLOCK:
                 raise _UnreadError(
@@ -89,10 +89,10 @@ def _read(
                     received=f"{len(text):,} letters without one",
                     mend="Save it with such line ends",
                 )
-            spool.add(zip(header, rows.columns, strict=True), rows.lines)
-        bad += rows.bad
+            spool.add(zip(header, texts, strict=True), lines)
+        bad += wrong
         decimal_comma |= separator not in ",;" and _has_commas(text, separator)
-    columns, lines = dict(zip(header, rows.columns, strict=True)), rows.lines
+    columns = dict(zip(header, texts, strict=True))
     if spool is not None:
         columns, lines = spool.all()
     if not len(lines) and not bad:
@@ -115,59 +115,37 @@ def _read(
     )
 
 
-class _Rows:
-    """The rows of a text.
+def _columns_of(
+    path: Path, text: str, separator: str, first: list[str], line: int, has_header: bool
+) -> tuple[Sequence[Sequence[str]], np.ndarray, list[Complaint], int]:
+    """Returns the columns of a text, the line of each row, other rows, and how many lines are over.
 
     Args:
         first: the header, as it is written.
         line: how many lines are before the text.
         has_header: whether it begins with the header.
-
-    Attributes:
-        columns: of texts.
-        lines: int64 [rows], where each row is.
-        bad: rows that are not among these.
-        end: how many lines are over behind the text.
     """
-
-    def __init__(
-        self,
-        path: Path,
-        text: str,
-        separator: str,
-        first: list[str],
-        line: int,
-        *,
-        has_header: bool,
-    ):
-        width = len(first)
-        is_repeated = width > 1 and _is_repeated(first, text, separator, has_header=has_header)
-        plain = None if is_repeated else parse_plain(text, separator, width, int(has_header))
-        self.bad: list[Complaint] = []
-        if plain is not None:
-            self.columns: list[Sequence[str]] = list(plain)
-            self.lines = np.arange(len(plain[0]), dtype=np.int64) + (line + has_header + 1)
-            self.end = line + has_header + len(plain[0])
-            return
-        names, rows, lines = _names(first), [], []
-        self.end = line
-        found = _csv_rows(path, text, separator, line)
-        for number, (row, self.end) in enumerate(found):
-            if number < has_header:
-                continue
-            if is_repeated and _names(row) == names:
-                self._complain("the header", "have values, not the header again")
-            elif len(row) == width:
-                rows.append(row)
-                lines.append(self.end)
-            elif row:
-                self._complain(str(len(row)), f"have {width} values")
-        # Turned here once, so that each value is kept once.
-        self.columns = list(zip(*rows, strict=True)) if rows else [()] * width
-        self.lines = np.array(lines, np.int64)
-
-    def _complain(self, what: str, must: str) -> None:
-        self.bad.append(Complaint(self.end, what, must))
+    width = len(first)
+    is_repeated = width > 1 and _is_repeated(first, text, separator, has_header=has_header)
+    plain = None if is_repeated else parse_plain(text, separator, width, int(has_header))
+    if plain is not None:
+        line += has_header
+        lines = np.arange(len(plain[0]), dtype=np.int64) + (line + 1)
+        return plain, lines, [], line + len(lines)
+    names, rows, lines, bad, end = _names(first), [], [], [], line
+    for number, (row, end) in enumerate(_csv_rows(path, text, separator, line)):
+        if number < has_header:
+            continue
+        if is_repeated and _names(row) == names:
+            bad.append(Complaint(end, "the header", "have values, not the header again"))
+        elif len(row) == width:
+            rows.append(row)
+            lines.append(end)
+        elif row:
+            bad.append(Complaint(end, str(len(row)), f"have {width} values"))
+    # Turned here once, so that each value is kept once.
+    columns = list(zip(*rows, strict=True)) if rows else [()] * width
+    return columns, np.array(lines, np.int64), bad, end
 
 
 def _csv_rows(path: Path, text: str, separator: str, line: int) -> Iterator[tuple[list[str], int]]:

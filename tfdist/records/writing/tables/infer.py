@@ -15,7 +15,7 @@ import numpy as np
 
 from tfdist.errors import DataError, spelt
 from tfdist.records.format.text_and_ragged import objects
-from tfdist.records.writing.tables.arrow_texts import ArrowTexts
+from tfdist.records.writing.tables.arrow_texts import ArrowTexts, parts_of
 from tfdist.records.writing.tables.dates import (
     CUT_OFF,
     dates_in_order,
@@ -58,7 +58,7 @@ _NOTHING = {
     TEXT: "",
     LISTS: [],
 }
-_CODE = re.compile(r"[+-]?0[0-9]")
+_CODE = re.compile(r"\s*[+-]?0[0-9]")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _POINTS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
 _THOUSANDS = re.compile(r"[+-]?(\d{1,3}(,\d{3})+(\.\d*)?|\d{1,3}([. ']\d{3})+,\d*)")
@@ -94,9 +94,9 @@ def infer(column: Cells | Written | Values | Texts, *, is_text: bool = False) ->
     if isinstance(column, Written):
         if not is_text:
             return _with_points_told(column, _of_texts(column))
-        texts = column.texts if _is_in_file(column.texts) else list(column.texts)
+        texts = _held(column.texts)
         missing = np.fromiter((not text.strip() for text in texts), bool, len(texts))
-        return Cells(TEXT, _as_they_are(texts), missing)
+        return Cells(TEXT, texts, missing)
     if isinstance(column, Texts):
         return _of_large_texts(column, is_text)
     cells = _of_values(column.values, is_text) if isinstance(column, Values) else column
@@ -143,35 +143,13 @@ def _as_text(values: Iterable[Any], missing: np.ndarray, *notes: str) -> Cells:
     return Cells(TEXT, objects(texts), missing, notes=notes)
 
 
-def _placed(
-    kind: str,
-    values: Iterable[Any],
-    rows: Sequence[int],
-    missing: np.ndarray,
-    bad: dict[int, str],
-    notes: tuple[str, ...] = (),
-) -> Cells:
-    """Returns the values in their rows, and what is not of the kind beside them."""
-    nothing = _NOTHING[kind]
-    if isinstance(nothing, np.generic):
-        placed = np.zeros(len(missing), nothing.dtype)
-        placed[rows] = list(values)
-    else:
-        placed = objects([nothing] * len(missing))
-        for row, value in zip(rows, values, strict=True):
-            placed[row] = value
-    return Cells(kind, placed, missing, bad, notes)
-
-
 # Text ------------------------------------------------------------------------------------------
 
 
-def _is_in_file(texts: Sequence[str]) -> bool:
-    return isinstance(texts, ArrowTexts) and texts.in_file
-
-
-def _as_they_are(texts: Sequence[str]) -> np.ndarray | ArrowTexts:
-    return texts if _is_in_file(texts) else objects(list(texts))
+def _held(texts: Sequence[str]) -> np.ndarray | ArrowTexts:
+    """Returns texts as objects, those in a file as they are."""
+    in_file = isinstance(texts, ArrowTexts) and texts.in_file
+    return texts if in_file else objects(list(texts))
 
 
 class _Present:
@@ -181,14 +159,11 @@ class _Present:
         missing: bool [texts]; None: those that are words for nothing.
     """
 
-    def __init__(self, texts: Sequence[str], missing: np.ndarray | None = None):
-        in_file = _is_in_file(texts)
-        self._texts = texts if in_file else list(texts)
+    def __init__(self, texts: np.ndarray | ArrowTexts, missing: np.ndarray | None = None):
         if missing is None:
-            words = (text.strip().lower() in MISSING_WORDS for text in self._texts)
+            words = (text.strip().lower() in MISSING_WORDS for text in texts)
             missing = np.fromiter(words, bool, len(texts))
-        self.missing = missing
-        self._held = None if in_file else [self.at(self.rows())]
+        self._texts, self.missing = texts, missing
 
     def __len__(self) -> int:
         return len(self.missing) - int(self.missing.sum())
@@ -198,11 +173,8 @@ class _Present:
         return np.flatnonzero(~self.missing)
 
     def __iter__(self) -> Iterator[list[str]]:
-        if self._held is not None:
-            yield from self._held
-            return
         start = 0
-        for part in self._texts.parts():
+        for part in parts_of(self._texts):
             gone = self.missing[start : start + len(part)].tolist()
             some = [text.strip() for text, is_gone in zip(part, gone, strict=True) if not is_gone]
             start += len(part)
@@ -219,9 +191,10 @@ class _Present:
 
     def at(self, rows: np.ndarray) -> list[str]:
         """Returns the texts of some rows, int64 [n] in their order."""
-        if isinstance(self._texts, list):
-            return [self._texts[row].strip() for row in rows.tolist()]
         return [text.strip() for text in self._texts[rows]]
+
+    def sample(self) -> list[str]:
+        return self.at(self.rows()[:: max(1, len(self) // _LOOKED_AT)])
 
 
 def _of_texts(column: Written) -> Cells:
@@ -229,11 +202,12 @@ def _of_texts(column: Written) -> Cells:
     quick = _arrow_numbers(texts) if isinstance(texts, ArrowTexts) else _only_numbers_of(texts)
     if quick is not None:
         return quick
+    texts = _held(texts)
     present = _Present(texts)
     missing, count = present.missing, len(present)
     if not count:
-        return Cells(EMPTY, _as_they_are(texts), missing)
-    sample = present.at(present.rows()[:: max(1, count // _LOOKED_AT)])
+        return Cells(EMPTY, texts, missing)
+    sample = present.sample()
     note: tuple[str, ...] = ()
     for kind in (NUMBER, BOOLEAN, DATE):
         values, is_good, found = _read(kind, [sample], len(sample), column.decimal_comma)
@@ -268,7 +242,7 @@ def _of_texts(column: Written) -> Cells:
             f"is text, though values such as '{marked[0]:.{_SHOWN}}' are numbers with marks "
             "between thousands: take these out to have numbers",
         )
-    return Cells(TEXT, _as_they_are(texts), missing, notes=note)
+    return Cells(TEXT, texts, missing, notes=note)
 
 
 def _good_of(parts: Iterable[list[str]], is_good: np.ndarray) -> Iterator[list[str]]:
@@ -381,13 +355,10 @@ def _whole_or_not(
 def _of_large_texts(column: Texts, is_text: bool) -> Cells:
     """Returns what ``_of_values`` does of text alone."""
     present = _Present(column.texts, column.missing)
-    if is_text:
-        return Cells(TEXT, column.texts, column.missing)
-    if not len(present):
-        return Cells(EMPTY, column.texts, column.missing)
-    sample = present.at(present.rows()[:: max(1, len(present) // _LOOKED_AT)])
+    if is_text or not len(present):
+        return Cells(TEXT if is_text else EMPTY, column.texts, column.missing)
     order = order_of(present)
-    some, notes = dates_in_order(sample, order)
+    some, notes = dates_in_order(present.sample(), order)
     if None not in some:
         dates, is_date, notes = _read(DATE, present, len(present), False)
         if is_date.all():
@@ -429,7 +400,11 @@ def _of_values(values: Sequence[Any], is_text: bool) -> Cells:
     }
     good = [row for row in rows if row not in bad]
     kind, found, notes = _of_one_kind(str(most), [values[row] for row in good])
-    return _placed(kind, found, good, missing, bad, notes)
+    placed = objects([_NOTHING[kind]] * len(values))
+    placed[good] = objects(found)
+    if kind not in (TEXT, LISTS):
+        placed = placed.astype(_NOTHING[kind].dtype)
+    return Cells(kind, placed, missing, bad, notes)
 
 
 def _only_numbers(values: Sequence[Any]) -> Cells | None:

@@ -1,27 +1,97 @@
-"""The columns of a table as arrays of features: numbers together, each other column alone."""
+"""The columns of a table as arrays of features: numbers together, each other column alone.
+
+And what becomes of values that are missing before that.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tfdist.errors import DataError, spelt
+from tfdist.errors import DataError, OptionError, spelt
 from tfdist.records.format.large_arrays import LargeArray, Store, slices
 from tfdist.records.format.text_and_ragged import TextColumn
 from tfdist.records.format.whole_numbers import notes_of_float32
-from tfdist.records.writing.tables.arrow_texts import ArrowTexts
+from tfdist.records.writing.tables.arrow_texts import ArrowTexts, parts_of
 from tfdist.records.writing.tables.table import BOOLEAN, DATE, LISTS, NUMBER, NUMERIC, TEXT, Cells
 
 FEATURES, MISSING = "features", "missing"
+DROP, MASK = "drop", "mask"
+_WORDS = (DROP, "mean", "median", MASK)
 #: Text with at most so many different values, in fewer than half of the rows, is categories.
 MOST_CATEGORIES = 1000
 _CLASSES_IN_DOUBT = 20
 # The names that an input of Keras can have.
 _INPUT_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
+
+
+def parse_missing(given: str | float | None) -> str | float | None:
+    """Returns "drop", "mean", "median", "mask", a number, or None, which is to refuse them.
+
+    Raises:
+        OptionError: anything else.
+    """
+    if given is None or given in _WORDS:
+        return given
+    try:
+        number = float(given)
+        if np.isfinite(number):
+            return number
+    except (TypeError, ValueError):
+        pass
+    raise OptionError(
+        f"missing must be {', '.join(_WORDS)} or a number",
+        received=repr(given),
+        mend="Choose one of them, or leave it out to have missing values refused",
+    )
+
+
+def filled(name: str, cells: Cells, how: str | float) -> tuple[Cells, str]:
+    """Returns the column with a value in each row, and a sentence that says with which.
+
+    Numbers become the mean or the median of those that are there, the number that is given, or 0
+    where a mask tells them apart; text becomes "", and a list an empty one.
+
+    Raises:
+        DataError: there is nothing to take a mean or a median of.
+    """
+    count = f"{int(cells.missing.sum()):,} missing in column '{name}'"
+    if isinstance(cells.values, ArrowTexts):
+        values = cells.values.blanked(cells.missing)
+        done = "left empty"
+    elif cells.kind in (TEXT, LISTS):
+        values = cells.values.copy()
+        nothing: object = "" if cells.kind == TEXT else []
+        for row in np.flatnonzero(cells.missing):
+            values[row] = nothing
+        done = "left empty"
+    else:
+        values = np.array(cells.values[:])
+        present = values[~cells.missing]
+        if how == MASK:
+            fill: float = 0
+        elif isinstance(how, str):
+            if not len(present):
+                raise DataError(
+                    f"column '{name}' must have values to take their {how}",
+                    received="none in the rows that are kept",
+                    mend=f"Give a number, or leave the column out, {spelt('drop', name)}",
+                )
+            fill = float(np.mean(present) if how == "mean" else np.median(present))
+        else:
+            fill = how
+        done = f"filled with {fill:.6g}"
+        if isinstance(how, str) and how != MASK:
+            done += f", the {how} of all rows that have one"
+        if cells.kind in NUMERIC:
+            values = values.astype(np.float64)
+        values[cells.missing] = fill
+    kind = NUMBER if cells.kind in NUMERIC else cells.kind
+    whole = replace(cells, kind=kind, values=values, missing=np.zeros(len(values), bool))
+    return whole, f"{count}: {done}"
 
 
 @dataclass
@@ -143,25 +213,20 @@ def _is_categories(name: str, cells: Cells, said: Mapping[str, Sequence[str]]) -
     if name in said["text"] or name in said["categories"]:
         return name in said["categories"]
     different: set[str] = set()
-    for part in _parts(cells.values):
+    for part in parts_of(cells.values):
         different.update(part)
         if len(different) > MOST_CATEGORIES:
             return False
     return len(different) * 2 < len(cells)
 
 
-def _parts(values: np.ndarray | ArrowTexts) -> Iterable[list[Any]]:
-    """Returns values some at a time."""
-    return values.parts() if isinstance(values, ArrowTexts) else [values.tolist()]
-
-
 def _numbered(values: np.ndarray | ArrowTexts) -> tuple[tuple[str, ...], np.ndarray]:
     """Returns the different values, sorted, and the number of each value there, int64 [rows]."""
-    different = {value for part in _parts(values) for value in set(part)}
+    different = {value for part in parts_of(values) for value in set(part)}
     classes = tuple(_sorted({str(value).strip() for value in different}))
     number = {name: place for place, name in enumerate(classes)}
     ids = {value: number[str(value).strip()] for value in different}
-    numbers = (ids[value] for part in _parts(values) for value in part)
+    numbers = (ids[value] for part in parts_of(values) for value in part)
     return classes, np.fromiter(numbers, np.int64, len(values))
 
 

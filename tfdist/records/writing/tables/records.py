@@ -10,7 +10,7 @@ import numpy as np
 from tfdist.errors import DataError, spelt
 from tfdist.records.format.columns import Columns, from_arrays
 from tfdist.records.format.large_arrays import LargeArray, Store, chunks, slices
-from tfdist.records.format.schema import Schema
+from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.wording import left_out, listed, placed
 from tfdist.records.writing.roles import Asked, Roles, assign, mentioned, named
@@ -18,8 +18,7 @@ from tfdist.records.writing.tables.arrow_texts import ArrowTexts, spooled
 from tfdist.records.writing.tables.dates import is_day_first
 from tfdist.records.writing.tables.delimited import UNNAMED
 from tfdist.records.writing.tables.infer import beside_decimal_commas, infer
-from tfdist.records.writing.tables.missing import DROP, MASK, filled, parse_missing
-from tfdist.records.writing.tables.packing import Packed
+from tfdist.records.writing.tables.packing import DROP, MASK, Packed, filled, parse_missing
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
     DATE,
@@ -119,11 +118,9 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
             columns=packed.columns,
         )
     except DataError as error:
-
-        def place(record: int) -> str:
-            return f"{table.unit} {table.line_of(record if kept is None else kept[record])}"
-
-        raise placed(error, place, f"{table.place}: ") from None
+        rows = range(len(table.lines)) if kept is None else kept
+        where = f"{table.place}: "
+        raise placed(error, lambda n: f"{table.unit} {table.line_of(rows[n])}", where) from None
     columns = replace(columns, schema=_with_orders(columns.schema, table, cells))
     details = {
         **packed.details,
@@ -146,19 +143,19 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
 
 def _with_orders(schema: Schema, table: Table, cells: Mapping[str, Cells]) -> Schema:
     """Returns the schema, whose dates tell how they are written where other rows may not."""
-    found = []
-    for feature in schema.features:
+
+    def with_order(feature: Feature) -> Feature:
         is_alone = feature.role == "input" and feature.columns == (feature.name,)
-        column = None
-        if is_alone and cells[feature.name].kind == DATE:
-            column = table.columns[feature.name]
-        if isinstance(column, (Written, Texts)):
-            feature = replace(feature, day_first=is_day_first(column.texts))
-        elif isinstance(column, Values):
+        if not is_alone or cells[feature.name].kind != DATE:
+            return feature
+        column = table.columns[feature.name]
+        if isinstance(column, Values):
             texts = {value for value in column.values if isinstance(value, str)}
-            feature = replace(feature, day_first=is_day_first(texts))
-        found.append(feature)
-    return Schema(tuple(found))
+        else:
+            texts = column.texts
+        return feature if texts is None else replace(feature, day_first=is_day_first(texts))
+
+    return Schema(tuple(map(with_order, schema.features)))
 
 
 def words_of(table: Table, asked: Asked) -> dict[str, tuple[str, ...]]:
@@ -230,15 +227,15 @@ def cells_of(table: Table, roles: Roles, said: Mapping[str, Sequence[str]]) -> d
                 received="none",
                 mend="Fill it in, or name another",
             )
-    if roles.weight is not None and cells[roles.weight].kind not in NUMERIC:
-        raise DataError(
-            f"the sample weights in column '{roles.weight}' of {table.place} must be numbers",
-            received=cells[roles.weight].kind,
-            mend=f"Name another with {spelt('weight', 'NAME')}, or leave it out with "
-            f"{spelt('drop', roles.weight)}",
-        )
     if roles.weight is not None:
         weights = cells[roles.weight]
+        if weights.kind not in NUMERIC:
+            raise DataError(
+                f"the sample weights in column '{roles.weight}' of {table.place} must be numbers",
+                received=weights.kind,
+                mend=f"Name another with {spelt('weight', 'NAME')}, or leave it out with "
+                f"{spelt('drop', roles.weight)}",
+            )
         is_negative = ~weights.missing & (weights.values < 0)
         cells[roles.weight] = _bad_where(is_negative, "a weight below 0", weights)
     return cells

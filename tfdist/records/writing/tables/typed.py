@@ -15,8 +15,8 @@ import numpy as np
 from tfdist.errors import DataError, package_missing
 from tfdist.records.format.large_arrays import Store
 from tfdist.records.sources.dataframes import series_of
-from tfdist.records.wording import no_record
-from tfdist.records.writing.tables.arrow_texts import spooled
+from tfdist.records.wording import no_record, told_as
+from tfdist.records.writing.tables.arrow_texts import cast, spooled
 from tfdist.records.writing.tables.dates import whole_seconds
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
@@ -119,18 +119,12 @@ def _is_text(types: Any, kind: Any) -> bool:
     return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
-@contextlib.contextmanager
-def _read_by_pyarrow(path: Path, kind: str) -> Iterator[None]:
+def _read_by_pyarrow(path: Path, kind: str) -> contextlib.AbstractContextManager[None]:
     import pyarrow
 
-    try:
-        yield
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(
-            f"{path} must be a {kind} file that pyarrow reads",
-            received=f"an error: {error}",
-            mend="Write it again with pyarrow or pandas, or get it again if it was cut",
-        ) from None
+    rule = f"{path} must be a {kind} file that pyarrow reads"
+    mend = "Write it again with pyarrow or pandas, or get it again if it was cut"
+    return told_as(rule, mend, OSError, pyarrow.ArrowException)
 
 
 # Extension types whose values are what they are stored as.
@@ -154,7 +148,7 @@ def _column(pyarrow: Any, column: Any) -> Cells | Values:
     if types.is_boolean(kind):
         values = np.asarray(column.fill_null(False).to_numpy(), bool)
         return Cells(BOOLEAN, values, missing)
-    if kind == pyarrow.uint64() and _fits_int64(pyarrow, column):
+    if kind == pyarrow.uint64() and cast(column, pyarrow.int64()) is not None:
         kind = pyarrow.int64()
     if types.is_integer(kind) and kind != pyarrow.uint64():
         return Cells(INTEGER, column.fill_null(0).to_numpy().astype(np.int64), missing)
@@ -168,14 +162,6 @@ def _column(pyarrow: Any, column: Any) -> Cells | Values:
     if types.is_dictionary(kind):
         column = column.cast(kind.value_type)
     return Values(column.to_pylist())
-
-
-def _fits_int64(pyarrow: Any, column: Any) -> bool:
-    try:
-        column.cast(pyarrow.int64())
-    except pyarrow.ArrowInvalid:
-        return False
-    return True
 
 
 def from_dataframe(frame: Any) -> Table:

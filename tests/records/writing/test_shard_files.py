@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from tfdist.records import write
-from tfdist.records.writing import shard_sizes
+from tfdist.records.writing import shard_files
 from tfdist.records.writing.raw_sources import read_raw
-from tfdist.records.writing.shard_sizes import frame_bytes, shards_for
+from tfdist.records.writing.shard_files import frame_bytes, shards_for
 
 
 def test_from_100_to_200_megabytes_each():
@@ -26,7 +26,7 @@ def test_bytes_of_a_record_are_those_of_the_files(tmp_path):
 
 
 def test_each_split_gets_its_own_number(tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_sizes, "_SHARD_BYTES", 1000)
+    monkeypatch.setattr(shard_files, "_SHARD_BYTES", 1000)
     source = (np.zeros((600, 9), np.float32), np.zeros(600))
     manifest = write(source, tmp_path / "data")
     shards = {name: len(split.shards) for name, split in manifest.splits.items()}
