@@ -12,7 +12,8 @@ from tfdist.errors import DataError
 #: What to do about data without a record, and about parts that do not belong together.
 NO_RECORD = "Look for a filter, a slice or a path that leaves none"
 EQUAL_ROWS = "Give as many rows of each: row n of every part is record n"
-_RECORD = re.compile(r"\brecord (\d+)")
+# Not within a value that is shown.
+_RECORD = re.compile(r"""'[^']*'|"[^"]*"|\brecord (\d+)""")
 
 
 def no_record(received: str, what: str = "data") -> DataError:
@@ -48,7 +49,9 @@ def placed(error: DataError, place_of: Callable[[int], str], source: str = "") -
         place_of: called with the number of a record, returns its place, such as "line 7".
         source: what begins the rule, such as the name of a file and a colon.
     """
-    received = _RECORD.sub(lambda found: place_of(int(found[1])), str(error.received or ""))
+    received = _RECORD.sub(
+        lambda found: place_of(int(found[1])) if found[1] else found[0], str(error.received or "")
+    )
     return DataError(source + error.rule, received=received, mend=error.mend)
 
 

@@ -70,3 +70,16 @@ def test_a_flipped_bit_in_a_png():
     data = bytearray(encoded("PNG"))
     data[len(data) // 2] ^= 1
     assert undecodable(bytes(data))
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}])
+def test_a_jpeg_whose_end_is_missing(options):
+    file = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 12, 3), np.uint8)
+    Image.fromarray(pixels).save(file, "JPEG", **options)
+    whole = file.getvalue()
+    behind = np.random.default_rng(1).integers(0, 256, 100_000, np.uint8).tobytes()
+    for data in (whole, whole + b"\0" * 9, whole + behind, whole + whole):
+        assert undecodable(data) is None
+    for more in (b"", b"\0" * 999, b"<x:xmpmeta>"):  # Pillow reads it; TensorFlow does not.
+        assert undecodable(whole[:-2] + more)

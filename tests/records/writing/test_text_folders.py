@@ -108,3 +108,16 @@ def test_a_class_without_a_text(tmp_path):
     (tmp_path / "b").mkdir()
     with pytest.raises(DataError, match="every class folder must have a text, but found none in"):
         read_raw(tmp_path)
+
+
+def test_hidden_classes_and_texts_are_told(tmp_path):
+    fill(tmp_path, java__a="x", python__a="y")
+    for name in (".net/a.txt", "java/.b.txt", "java/._a.txt", ".git/config", ".DS_Store"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("z")
+    columns = read_raw(tmp_path)
+    assert columns.num_records == 2
+    (note,) = columns.notes
+    assert note.startswith("2 files are left out as no text of a class: ")
+    assert ".net" in note
+    assert "java/.b.txt" in note

@@ -6,6 +6,7 @@ Pillow is imported here alone, when images are first met.
 from __future__ import annotations
 
 import io
+import re
 import struct
 import warnings
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ except ImportError as error:
 __all__ = ["UNREADABLE", "Image", "UnidentifiedImageError", "orientation_of", "undecodable"]
 
 _PNG_END = b"IEND\xaeB`\x82"
+_JPEG_END = b"\xff\xd9"
+# Of a segment; none within pixels.
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 # All that Pillow raises for a file that it cannot read, or that ends where it does not expect it.
 UNREADABLE = (
     *(OSError, SyntaxError, ValueError, Image.DecompressionBombError),
@@ -32,6 +36,16 @@ def orientation_of(image: Image.Image) -> int:
     """Returns the orientation that the EXIF of an opened image names, 1 to 8; see ``exif``."""
     exif = image.info.get("exif")
     return orientation_of_exif(exif) if isinstance(exif, bytes) else UPRIGHT
+
+
+def _has_end(jpeg: bytes) -> bool:
+    """Whether the pixels of a JPEG file end with the mark of its end, whatever is behind that."""
+    if jpeg.rstrip(b"\0").endswith(_JPEG_END):
+        return True
+    at = len(_JPEG_END)
+    while (found := _MARKER.search(jpeg, at)) is not None and found[0] != _JPEG_END:
+        at = found.end() + int.from_bytes(jpeg[found.end() : found.end() + 2], "big")
+    return found is not None
 
 
 def undecodable(
@@ -59,6 +73,8 @@ def undecodable(
                 if shape is not None and size != tuple(shape[:2]):
                     return f"{size[1]}x{size[0]} pixels where there are {shape[1]}x{shape[0]}"
                 image.load()
+                if image.format in ("JPEG", "MPO") and not _has_end(data):  # libjpeg wants it, too.
+                    return "its end is damaged, or cut off"
     except UNREADABLE as error:
         return " ".join(str(error).split()) or type(error).__name__
     return None

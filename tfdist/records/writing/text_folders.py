@@ -151,7 +151,7 @@ def _read_class(folder: Path, split: str, found: _Found) -> None:
 
 
 def _notes(folder: Path, found: _Found) -> Iterator[str]:
-    foreign = [path for path in found.foreign if not path.name.startswith(".")]
+    foreign = [path for path in found.foreign if not _is_of_a_system(path)]
     for paths, why in ((foreign, "as no text of a class"), (found.bad, "as bad")):
         if paths:
             yield left_out(len(paths), "file", why, map(str, paths), most=3)
@@ -168,6 +168,13 @@ def _notes(folder: Path, found: _Found) -> Iterator[str]:
         has = [split for split, names in by_split.items() if name in names]
         if len(has) < len(by_split):
             yield f"class '{name}' of {folder} is in {', '.join(has)} alone"
+
+
+def _is_of_a_system(path: Path) -> bool:
+    """Whether it is hidden, and no text, nor a folder that may be a class, as ".net"."""
+    name = path.name
+    holds_texts = _SUFFIX in (path.suffix.lower(), *(each.suffix for each in path.glob("*.*")))
+    return name.startswith(("._", ".ipynb_checkpoints")) or (name[0] == "." and not holds_texts)
 
 
 def _files(count: int) -> str:

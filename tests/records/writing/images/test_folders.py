@@ -68,6 +68,14 @@ def note(columns, part):
 
 
 class TestFiles:
+    @pytest.mark.parametrize("mode", ["L", "RGBA", "I;16"])
+    def test_a_tiff_that_is_turned(self, tmp_path, mode):
+        pixels = noise(5, 8, 4 if mode == "RGBA" else 1)
+        pixels = pixels.astype(np.uint16) if mode == "I;16" else pixels
+        save_pixels(tmp_path / "a/x.tif", pixels, tiffinfo={274: 6})
+        written = Image.open(io.BytesIO(values(read_raw(tmp_path))[0]))
+        np.testing.assert_array_equal(np.asarray(written), np.rot90(pixels, -1))
+
     def test_bytes_are_kept(self, tmp_path):
         for name in ("dog/b.png", "cat/a.png"):
             save(tmp_path / name)

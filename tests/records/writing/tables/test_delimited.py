@@ -89,11 +89,37 @@ def test_a_quote_that_nothing_closes_is_told_where_it_opens(tmp_path):
 
 @pytest.mark.parametrize(
     ("header", "is_told"),
-    [("39,State-gov,77516", True), ("0,1,label", False), ("name,2019,2020", False)],
+    [
+        ("39,State-gov,77516", True),
+        ("1,name0,M", True),
+        ("a,Private,b", True),  # The name of a column among its values.
+        ("0,1,label", False),
+        ("name,2019,2020", False),
+    ],
 )
 def test_numbers_among_the_names_are_told(tmp_path, header, is_told):
     notes = read(tmp_path, f"{header}\n38,Private,215646\n").notes
     assert any("is taken for the names" in note for note in notes) == is_told
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "names"),
+    [
+        ("Preis, EUR;Klasse", "1,50;A", ["Preis, EUR", "Klasse"]),
+        ("Preis, EUR;Menge, kg", "1,50;2,5", ["Preis, EUR", "Menge, kg"]),
+        ("Name, Vorname|Ort, Land|y", "Meier, A|Bonn, DE|A", ["Name, Vorname", "Ort, Land", "y"]),
+        ("id,lat;lon,y", "1,5.0;3.1,0", ["id", "lat;lon", "y"]),
+        ("a, b, c", "1, 2, 3", ["a", "b", "c"]),
+    ],
+)
+def test_commas_as_in_prose_separate_nothing(tmp_path, header, row, names):
+    table = read(tmp_path, f"{header}\n" + f"{row}\n" * 3)
+    assert list(table.names) == names
+
+
+def test_quotes_behind_a_space_are_no_part_of_a_value(tmp_path):
+    table = read(tmp_path, '"txt", "n", "y"\n"a, b", "2",   "A"\nc, 3, B\n')
+    assert texts(table) == {"txt": ["a, b", "c"], "n": ["2", "3"], "y": ["A", "B"]}
 
 
 def test_a_tsv_may_hold_commas(tmp_path):

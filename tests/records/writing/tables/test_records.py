@@ -298,3 +298,35 @@ def test_options_of_tables_go_with_tables(tmp_path):
             read_raw("digits", Asked(**asked))
     with pytest.raises(DataError, match=r"must go with a table or a \.npz file"):
         read_raw("digits", Asked(weight="a"))
+
+
+def test_an_index_that_numbers_nothing_is_a_column(tmp_path):
+    prices = [100 + n * n for n in range(12)]
+    columns = read(tmp_path, ["a,Index", *(f"{n}.5,{price}" for n, price in enumerate(prices))])
+    np.testing.assert_array_equal(rows(columns)["label"], prices)
+    for index in (range(12), prices):
+        lines = ["Index,a,y", *(f"{number},{n}.5,{n % 2}" for n, number in enumerate(index))]
+        assert dict(read(tmp_path, lines).roles)["Index"] == "dropped (it numbers the rows)"
+
+
+def test_a_date_is_filled_with_what_is_told(tmp_path):
+    lines = ["d,y", "2024-01-01,0", ",1", "2024-01-03,1"]
+    columns = read(tmp_path, lines, missing=-1.5)
+    assert rows(columns)["d"][1] == -1
+    assert "1 missing in column 'd': filled with -1" in columns.notes
+
+
+def test_words_are_no_months(tmp_path):
+    words = ["Decanter 3 2018", "Decanter 4 2018", "3 marraskuu 2020", "Sept 5, 2020"] * 9
+    columns = read(tmp_path, ["d,y", *(f'"{word}",{n % 2}' for n, word in enumerate(words))])
+    assert dict(columns.roles)["d"] == "input (4 categories)"
+    months = ["Dec 3 2018", "3 december 2018", "Sept 5, 2020", "1-May-2020"] * 9
+    columns = read(tmp_path, ["d,y", *(f'"{word}",{n % 2}' for n, word in enumerate(months))])
+    assert rows(columns)["d"][:2].tolist() == [1543795200, 1543795200]
+
+
+def test_text_that_counts_records_is_shown_as_it_is(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"a": ["record 99999"], "y": "u"}\n{"a": [1], "y": "v"}\n')
+    with pytest.raises(DataError, match=r"'record 99999' in line 1"):
+        read_raw(path, Asked())

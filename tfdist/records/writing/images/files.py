@@ -255,7 +255,8 @@ class ImageFiles:
         try:
             if header.convert_to is None and self._resizing is None:
                 return path.read_bytes()
-            with Image.open(path) as image:
+            # Of a path Pillow maps a TIFF as if it were turned already.
+            with path.open("rb") as file, Image.open(file) as image:
                 return rewritten(image, header, self._resizing, are_masks=self._are_masks)
         except UNREADABLE as error:
             raise DataError(

@@ -14,7 +14,15 @@ CUT_OFF = ("has fractions of seconds, which are cut off",)
 _OF_A_SECOND = {"ms": 10**3, "us": 10**6, "ns": 10**9}
 _ZONE = r"Z|UTC|[+-](?:0\d|1[0-4]):?[0-5]\d"
 _TIME = rf"(?:[T ]+(\d{{1,2}}):(\d\d)(?::(\d\d)(?:[.,](\d{{1,9}}))?)?\s*({_ZONE})?)?"
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_NAMES_OF_MONTHS = (
+    *("january", "february", "march", "april", "may", "june", "july", "august", "september"),
+    *("october", "november", "december"),
+)
+_MONTHS = {
+    written: number
+    for number, name in enumerate(_NAMES_OF_MONTHS, 1)
+    for written in (name, name[:3], name[:4] if name == "september" else name)
+}
 
 #: The groups of an expression that are year, month and day.
 Order = tuple[int, int, int]
@@ -27,8 +35,8 @@ _FORMS = tuple(
         (r"(1[789]\d\d|2[01]\d\d)-(\d\d?)-(\d\d?)", (1, 2, 3)),
         (r"(\d{4})/(\d\d?)/(\d\d?)", (1, 2, 3)),
         (r"(\d\d?)\.(\d\d?)\.(\d{4})", (3, 2, 1)),
-        (r"(\d\d?)[ -]([a-z]{3})[a-z]*[ -](\d{4})", (3, 2, 1)),
-        (r"([a-z]{3})[a-z]*\.? (\d\d?),? (\d{4})", (3, 1, 2)),
+        (r"(\d\d?)[ -]([a-z]{3,9})[ -](\d{4})", (3, 2, 1)),
+        (r"([a-z]{3,9})\.? (\d\d?),? (\d{4})", (3, 1, 2)),
     )
 )
 # Day and month, or month and day: only a day beyond 12 tells.
@@ -127,7 +135,7 @@ def _seconds(text: str, forms: Sequence[tuple[re.Pattern[str], Order]]) -> float
         if not month.isdigit():
             if month.lower() not in _MONTHS:
                 return None
-            month = str(_MONTHS.index(month.lower()) + 1)
+            month = _MONTHS[month.lower()]
         hour, minute, second, fraction, zone = found.groups()[3:]
         times = [int(part or 0) for part in (year, month, day, hour, minute, second)]
         try:

@@ -73,15 +73,27 @@ def _read(
     if separator != usual:
         name = _SEPARATORS.get(separator, repr(separator))
         notes = (*notes, f"the values of {path} are separated by {name}s")
-    first, _ = next(_csv_rows(path, start, separator, line), ([], line))
+    # Where quotes come behind a space, they belong to no value.
+    skips_spaces = re.match(rf'[^\n]*{re.escape(separator)} +"', start) is not None
+    rows = _csv_rows(path, start, separator, line, skips_spaces=skips_spaces)
+    first, _ = next(rows, ([], line))
     header = _check_header(path, first)
     decimal_comma = separator == ";"
     store = Store() if in_file else None
     spool = None if store is None else Spool(store)
     bad: list[Complaint] = []
+    among: set[str] = set()
+    looked = 0
     for number, text in enumerate(itertools.chain([start], blocks)):
         has_header = not number
-        texts, lines, wrong, line = _columns_of(path, text, separator, first, line, has_header)
+        texts, lines, wrong, line = _columns_of(
+            path, text, separator, first, line, has_header, skips_spaces=skips_spaces
+        )
+        if looked < _ROWS_LOOKED_AT and len(header) > 1:
+            for name, column in zip(header, texts, strict=True):
+                values = itertools.islice(column, _ROWS_LOOKED_AT - looked)
+                among |= {name} & set(map(str.strip, values))
+            looked += len(lines)
         if spool is not None:
             if len(text) > _LONGEST_BLOCK:
                 raise _UnreadError(
@@ -110,13 +122,20 @@ def _read(
         },
         lines=lines,
         bad=tuple(bad),
-        notes=(*notes, *_notes_of_header(path, header)),
+        notes=(*notes, *_notes_of_header(path, header, among)),
         store=store,
     )
 
 
 def _columns_of(
-    path: Path, text: str, separator: str, first: list[str], line: int, has_header: bool
+    path: Path,
+    text: str,
+    separator: str,
+    first: list[str],
+    line: int,
+    has_header: bool,
+    *,
+    skips_spaces: bool,
 ) -> tuple[Sequence[Sequence[str]], np.ndarray, list[Complaint], int]:
     """Returns the columns of a text, the line of each row, other rows, and how many lines are over.
 
@@ -124,16 +143,19 @@ def _columns_of(
         first: the header, as it is written.
         line: how many lines are before the text.
         has_header: whether it begins with the header.
+        skips_spaces: whether spaces behind a separator count nothing.
     """
     width = len(first)
     is_repeated = width > 1 and _is_repeated(first, text, separator, has_header=has_header)
-    plain = None if is_repeated else parse_plain(text, separator, width, int(has_header))
+    is_plain = not (is_repeated or skips_spaces)
+    plain = parse_plain(text, separator, width, int(has_header)) if is_plain else None
     if plain is not None:
         line += has_header
         lines = np.arange(len(plain[0]), dtype=np.int64) + (line + 1)
         return plain, lines, [], line + len(lines)
     names, rows, lines, bad, end = _names(first), [], [], [], line
-    for number, (row, end) in enumerate(_csv_rows(path, text, separator, line)):
+    parsed = _csv_rows(path, text, separator, line, skips_spaces=skips_spaces)
+    for number, (row, end) in enumerate(parsed):
         if number < has_header:
             continue
         if is_repeated and _names(row) == names:
@@ -148,9 +170,16 @@ def _columns_of(
     return columns, np.array(lines, np.int64), bad, end
 
 
-def _csv_rows(path: Path, text: str, separator: str, line: int) -> Iterator[tuple[list[str], int]]:
+def _csv_rows(
+    path: Path, text: str, separator: str, line: int, *, skips_spaces: bool
+) -> Iterator[tuple[list[str], int]]:
     """Yields the rows of a text behind so many lines, and the line that each one ends in."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
+    reader = csv.reader(
+        io.StringIO(text, newline=""),
+        strict=True,
+        delimiter=separator,
+        skipinitialspace=skips_spaces,
+    )
     end = line
     try:
         for row in reader:
@@ -228,17 +257,21 @@ def _check_header(path: Path, header: list[str]) -> list[str]:
     return names
 
 
-def _notes_of_header(path: Path, names: list[str]) -> list[str]:
-    """Returns what is to be said of names that may be the values of a first row."""
+def _notes_of_header(path: Path, names: list[str], among: set[str]) -> list[str]:
+    """Returns what is to be said of names that may be the values of a first row.
+
+    Args:
+        among: the names that stand among the first values of their columns, too.
+    """
     odd = [name for name in names if _is_number(name)]
     numbers = sorted(int(name) for name in odd if name.isdecimal())
-    if len(numbers) == len(odd) and numbers:
+    if len(numbers) == len(odd) and len(numbers) > 1:
         are_years = numbers[0] >= 1900 and numbers[-1] <= 2100
         if are_years or numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-            return []
+            odd = []
     return [
         f"the first line of {path} is taken for the names of its columns, one of which is {name}"
-        for name in odd[:1]
+        for name in (*odd, *(name for name in names if name in among))[:1]
     ]
 
 
@@ -258,7 +291,10 @@ def _find_separator(text: str, kind: str) -> str:
         rows = list(itertools.islice(_rows_of_start(text, separator), _ROWS_LOOKED_AT))
         width = len(rows[0]) if rows else 0
         if width > 1:
-            scores[separator] = (sum(len(row) == width for row in rows) / len(rows), width)
+            share = sum(len(row) == width for row in rows) / len(rows)
+            # Commas within names and values, beside what separates them, stand as in prose.
+            is_prose = separator == "," and all(name.startswith(" ") for name in rows[0][1:])
+            scores[separator] = (share, not is_prose, width, separator != ",")
     return max(scores, key=scores.__getitem__, default=order[0])
 
 

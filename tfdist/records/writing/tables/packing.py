@@ -83,11 +83,12 @@ def filled(name: str, cells: Cells, how: str | float) -> tuple[Cells, str]:
             fill = float(np.mean(present) if how == "mean" else np.median(present))
         else:
             fill = how
+        if cells.kind in NUMERIC:
+            values = values.astype(np.float64)
+        fill = values.dtype.type(fill)  # Dates are whole seconds.
         done = f"filled with {fill:.6g}"
         if isinstance(how, str) and how != MASK:
             done += f", the {how} of all rows that have one"
-        if cells.kind in NUMERIC:
-            values = values.astype(np.float64)
         values[cells.missing] = fill
     kind = NUMBER if cells.kind in NUMERIC else cells.kind
     whole = replace(cells, kind=kind, values=values, missing=np.zeros(len(values), bool))

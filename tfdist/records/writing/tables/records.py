@@ -174,7 +174,11 @@ def index_columns(table: Table, asked: Asked) -> list[str]:
         if name.lower() in _INDEX_NAMES and name not in said:
             cells = infer(table.columns[name])
             is_whole = cells.kind == INTEGER and not cells.missing.any() and not cells.bad
-            if is_whole and len(np.unique(cells.values)) == len(cells):
+            if not is_whole or len(np.unique(cells.values)) < len(cells):
+                continue
+            # An index of prices, say, is no numbering, least of all as the last column.
+            counts = np.ptp(cells.values) == len(cells) - 1
+            if counts or name.lower() != "index" or name != table.names[-1]:
                 found.append(name)
     return found
 
