@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfdist.errors import DataError, OptionError, WriteError, cannot_write, read_json, spelt
 from tfdist.records.buckets.urls import refuse_url
@@ -17,9 +17,7 @@ from tfdist.runs.files import replacing, write_json
 from tfdist.training.engine.folder_lock import FolderLock
 from tfdist.tuning import study
 from tfdist.tuning.request import Search
-
-if TYPE_CHECKING:
-    from tfdist.tuning.rows import TrialRow
+from tfdist.tuning.study import TrialRow
 
 MARK = ".tfdist-search"
 

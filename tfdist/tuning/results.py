@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import package_missing
+from tfdist.errors import extra_module
 from tfdist.runs.files import replacing
 from tfdist.tuning.folder import SearchFolder
 
 if TYPE_CHECKING:
-    from tfdist.tuning.rows import TrialRow
-    from tfdist.tuning.study import Study
+    from tfdist.tuning.study import Study, TrialRow
 
 
 @dataclass(frozen=True)
@@ -73,10 +72,7 @@ def draw(study: Study, folder: Path, metric: str) -> list[Path]:
     """
     import warnings
 
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise package_missing("matplotlib", "charts", "plots", error) from None
+    pyplot = extra_module("matplotlib.pyplot", "matplotlib", "charts", "plots")
     from optuna.importance import PedAnovaImportanceEvaluator
     from optuna.visualization import matplotlib as drawing
 

@@ -20,12 +20,9 @@ from tfdist.runs.folder import RunFolder
 from tfdist.tuning import on_ray, slots
 from tfdist.tuning.folder import SearchFolder
 from tfdist.tuning.request import Request
-from tfdist.tuning.rows import STATES, TrialRow
 from tfdist.tuning.slots import Place, Running
 from tfdist.tuning.space import TRAIN
-from tfdist.tuning.study import DEFINED, REASON, Study
-
-_TRIAL, _DEFINE = "tfdist.tuning.trial", "tfdist.tuning.define"
+from tfdist.tuning.study import DEFINED, REASON, STATES, Study, TrialRow
 
 
 class Searching:
@@ -116,17 +113,15 @@ class Searching:
             return
         asked = {"in_shell": errors.in_shell}
         if request.space is None and DEFINED not in trial.user_attrs:
-            module = _DEFINE
             asked |= {"journal": str(self._folder.journal), "model": request.model}
             asked |= {"study": self._study.settings, "number": number}
         else:
-            module = _TRIAL
             target = next(rung for rung in request.rungs if rung > last)
             self._targets[number] = target
             asked |= {"configs": self._configs(number, target)}
             asked |= {"where": asdict(request.where), "max_restarts": request.max_restarts}
         self._on_change(self._row(number))
-        running = self._place.start(number, module, asked, slot, self._folder.log(number))
+        running = self._place.start(number, asked, slot, self._folder.log(number))
         self._running[number] = running
         selector.register(running.process.stdout, selectors.EVENT_READ, running)
 

@@ -22,6 +22,7 @@ from tfdist.topology.gpus import VISIBLE, visible_gpus
 # ``launch.supervisor``. After Ctrl-C they are ended at once.
 _SECONDS_TO_END = {signal.SIGTERM: 125.0, signal.SIGINT: 20.0}
 _LONGEST_READ = 1 << 16
+_PROGRAM = "tfdist.tuning.trial"
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,7 @@ class Place(Protocol):
     def divided(self, parallel: int, workers: int) -> list[Any]:
         """Returns what each of so many trials at a time has for itself."""
 
-    def start(
-        self, number: int, module: str, request: dict[str, Any], slot: Any, log: Path
-    ) -> Running:
+    def start(self, number: int, request: dict[str, Any], slot: Any, log: Path) -> Running:
         """Starts a process of a trial."""
 
 
@@ -96,8 +95,8 @@ class Running:
         return [json.loads(line) for line in lines]
 
 
-def start(number: int, module: str, request: dict[str, Any], slot: Slot, log: Path) -> Running:
-    """Starts ``python -m module REQUEST``, which ends when this process does.
+def start(number: int, request: dict[str, Any], slot: Slot, log: Path) -> Running:
+    """Starts the program of ``trial``, which ends when this process does.
 
     Args:
         log: what it prints is added to this file.
@@ -106,7 +105,7 @@ def start(number: int, module: str, request: dict[str, Any], slot: Slot, log: Pa
     request = request | {"parent": os.getpid(), "cpus": slot.cpus}
     with log.open("ab") as printed:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *programs.in_arguments(request)],
+            [sys.executable, "-m", _PROGRAM, *programs.in_arguments(request)],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

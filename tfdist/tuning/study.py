@@ -6,10 +6,11 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import package_missing
+from tfdist.errors import extra_module
 
 if TYPE_CHECKING:
     import optuna
@@ -18,6 +19,28 @@ _NAME = "tfdist"
 #: Attributes of trials: that all has been chosen, and why one has failed.
 DEFINED, REASON = "defined", "reason"
 PRUNERS = ("halving", "median", "none")
+#: What a search tells of a trial, by Optuna's name of its state.
+STATES = {"RUNNING": "running", "COMPLETE": "done", "PRUNED": "ended early", "FAIL": "failed"}
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """A trial, as a table has it.
+
+    Attributes:
+        state: "running", "done", "ended early" or "failed".
+        epoch: that it has come to; None before the first one has ended.
+        value: of the metric then; of folds the mean.
+        params: what was chosen.
+        reason: why it has failed.
+    """
+
+    number: int
+    state: str
+    epoch: int | None
+    value: float | None
+    params: dict[str, Any]
+    reason: str | None = None
 
 
 class _Lock:
@@ -66,13 +89,8 @@ class Study:
         backend = JournalFileBackend(str(journal), _Lock(journal.with_suffix(".lock")))
         self._storage = JournalStorage(backend)
         self._seed = seed
-        self.settings = {
-            "mode": mode,
-            "seed": seed,
-            "pruner": pruner,
-            "grace": grace,
-            "reduction": reduction,
-        }
+        self.settings = {"mode": mode, "seed": seed, "pruner": pruner}
+        self.settings |= {"grace": grace, "reduction": reduction}
         with _quiet(optuna):
             self.optuna = optuna.create_study(
                 storage=self._storage,
@@ -139,11 +157,7 @@ def mend(journal: Path) -> None:
 
 def imported() -> Any:
     """Returns Optuna. Raises EngineMissingError: it is not installed."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise package_missing("optuna", "a search for hyperparameters", "tune", error) from None
-    return optuna
+    return extra_module("optuna", "optuna", "a search for hyperparameters", "tune")
 
 
 def _pruner(optuna: Any, name: str, grace: int, reduction: int) -> optuna.pruners.BasePruner:
