@@ -111,14 +111,8 @@ def read(folder: str | os.PathLike) -> list[RankTrace]:
     """
     refuse_url(folder, "a trace that is read")
     folder = Path(folder)
-    run = next(
-        (
-            run
-            for run in (places.run_of(folder / places.FOLDER), places.run_of(folder))
-            if places.notes_of(run, 0).is_file()
-        ),
-        None,
-    )
+    runs = map(places.run_of, (folder / places.FOLDER, folder))
+    run = next((run for run in runs if places.notes_of(run, 0).is_file()), None)
     if run is None:
         raise DataError(
             f"{folder} must be a training whose steps were traced",
@@ -140,11 +134,8 @@ def _notes(run: Path, rank: int) -> dict[str, Any]:
             and all(isinstance(name, str) for name in notes["layers"])
         )
     except FileNotFoundError:
-        raise DataError(
-            f"the trace must have a file of rank {rank}",
-            received=f"no {path}",
-            mend="Copy it from the host of that rank, or trace the steps again",
-        ) from None
+        mend = "Copy it from the host of that rank, or trace the steps again"
+        raise _lacking(path, rank, mend) from None
     except (OSError, ValueError, KeyError, TypeError):
         is_known = False
     if not is_known:
@@ -156,15 +147,15 @@ def _notes(run: Path, rank: int) -> dict[str, Any]:
     return notes
 
 
+def _lacking(path: Path, rank: int, mend: str) -> DataError:
+    return DataError(f"the trace must have a file of rank {rank}", received=f"no {path}", mend=mend)
+
+
 def _read_rank(run: Path, rank: int) -> RankTrace:
     notes = _notes(run, rank)
     path = places.events_of(run, rank)
     if not path.is_file():
-        raise DataError(
-            f"the trace must have a file of rank {rank}",
-            received=f"no {path}",
-            mend="Trace the steps again",
-        )
+        raise _lacking(path, rank, "Trace the steps again")
     reading = _Reading()
     clock_ns = 0
     with xplane.whole(path):
