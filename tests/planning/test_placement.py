@@ -6,8 +6,7 @@ import pytest
 
 from tfdist.errors import DataError, OptionError
 from tfdist.planning.devices import DeviceTable
-from tfdist.planning.job_file import read_jobs
-from tfdist.planning.placement import Job, Slot, place, when_ended
+from tfdist.planning.placement import Job, Slot, place, read_jobs, when_ended
 
 TABLE = DeviceTable.load()
 GB = 1e9  # A v100 has 15.5 of them.
