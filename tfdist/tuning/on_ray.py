@@ -25,14 +25,13 @@ from tfdist.errors import LaunchError, OptionError, extra_module, spelt
 from tfdist.launch import programs
 from tfdist.topology.gpus import VISIBLE
 from tfdist.tuning import slots
-from tfdist.tuning.slots import Running, Slot
+from tfdist.tuning.slots import LONGEST_READ, Running, Slot
 
 ADDRESS = "RAY_ADDRESS"
 # An actor answers so often, whether its trial has told something or not, and hears signals between.
 _TURN_S = 1.0
 # Ray itself notices a lost node after 30 s. This is the limit of what it does not notice.
 _SILENCE_S = 120.0
-_LONGEST_READ = 1 << 16
 _KNOCK_S = 10.0
 
 
@@ -108,7 +107,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 class Cluster:
-    """A cluster that this process is connected to, as ``Searching`` uses a place of trials."""
+    """A cluster that this process is connected to, as ``Searching`` uses ``slots`` of a machine."""
 
     def __init__(self, ray: Any, start_timeout_s: float):
         self._ray = ray
@@ -181,7 +180,7 @@ class Starter:
         told = self._running.process.stdout
         if not select.select([told], [], [], _TURN_S)[0]:
             return b""
-        return os.read(told.fileno(), _LONGEST_READ) or self._running.process.wait()
+        return os.read(told.fileno(), LONGEST_READ) or self._running.process.wait()
 
     def send_signal(self, number: int) -> None:
         self._running.process.send_signal(number)
@@ -261,7 +260,7 @@ class OnNode:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not select.select([self.stdout], [], [], left)[0]:
                 raise subprocess.TimeoutExpired("a trial", timeout)
-            if not os.read(self.stdout.fileno(), _LONGEST_READ):
+            if not os.read(self.stdout.fileno(), LONGEST_READ):
                 return
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -122,18 +122,14 @@ def parsed(given: Any) -> Space:
                 received=repr(name),
                 mend="Write a name as Python has it, such as width",
             )
+    kinds = {each.name: each.type for each in fields(Settings)}
     return Space(
         {name: _values(name, value) for name, value in of_model.items()},
         {
-            name: _values(f"{TRAIN}.{name}", value, are_whole=_is_whole(name))
+            name: _values(f"{TRAIN}.{name}", value, are_whole=kinds[name].startswith("int"))
             for name, value in of_training.items()
         },
     )
-
-
-def _is_whole(option: str) -> bool:
-    """Whether the numbers that an option of the training takes are whole ones."""
-    return Settings.__dataclass_fields__[option].type.startswith("int")
 
 
 def _values(name: str, given: Any, *, are_whole: bool = False) -> Range | Choice:
