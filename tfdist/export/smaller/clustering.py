@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import OptionError
 from tfdist.export.smaller import tuning
-from tfdist.export.smaller.measuring import Comparison, Scale
+from tfdist.export.smaller.measuring import Comparison
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -47,11 +47,9 @@ def cluster(
             received=clusters,
             mend="Choose for example 16",
         )
-    tuning.check_epochs(epochs)
-    keras = tuning.import_tfmot().clustering.keras
-    copy = tuning.plain_copy(model)
-    scale = Scale(copy, data)
-    feed = tuning.training_feed(data, global_batch_size=global_batch_size, seed=seed)
+    how = {"global_batch_size": global_batch_size, "seed": seed}
+    tfmot, copy, scale, feed = tuning.begun(model, data, epochs, **how)
+    keras = tfmot.clustering.keras
 
     def clustered(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
         return keras.cluster_weights(

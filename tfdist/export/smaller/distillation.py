@@ -15,6 +15,7 @@ from tfdist.export.models import open_model
 from tfdist.export.smaller import tuning
 from tfdist.export.smaller.measuring import Comparison, Scale
 from tfdist.strategies.base import called
+from tfdist.training.engine.options import check_count
 
 _SMALLEST_PROBABILITY = 1e-7
 
@@ -66,7 +67,7 @@ def distill(
             received=teacher_share,
             mend="Choose for example 0.7",
         )
-    tuning.check_epochs(epochs)
+    check_count("epochs", epochs)
     whole = open_model(teacher).keras
     student = called(student_fn)
     shapes = [tuple(model.output_shape) for model in (whole, student)]
