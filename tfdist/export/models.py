@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import package_of
+from tfdist.compat.keras import UNREADABLE
 from tfdist.errors import ExportError, ModelError
 from tfdist.export.trust import FILES, check, unreadable
 from tfdist.keras.graph import called_with, input_names, nested_inputs, output_names
@@ -126,8 +127,9 @@ def _load(path: Any, trust: bool) -> tf.keras.Model:
         check(Path(path))
     try:
         return _loaded(path, safe_mode=not trust)
-    except (OSError, ValueError, TypeError, ImportError, AttributeError, KeyError) as error:
-        found = {} if isinstance(error, OSError) else {"mend": _IN_PYTHON}
+    except (*UNREADABLE, ImportError, AttributeError, tf.errors.OpError) as error:
+        of_layers = (ValueError, TypeError, ImportError, AttributeError, LookupError)
+        found = {"mend": _IN_PYTHON} if isinstance(error, of_layers) else {}
         raise unreadable(path, error, **found) from error
 
 

@@ -18,6 +18,7 @@ import h5py
 import tensorflow as tf
 
 from tfdist.compat import is_keras
+from tfdist.compat.keras import UNREADABLE
 from tfdist.errors import ModelError, read_json
 
 FILES = "a .keras or .h5 file, or the folder of a SavedModel, that Keras wrote"
@@ -74,7 +75,7 @@ def check(path: Path) -> None:
     if found is None and path.is_file():
         try:
             check_reads_no_others(path)
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        except UNREADABLE as error:
             raise unreadable(path, error) from error
     if found is not None:
         raise ModelError(
@@ -155,7 +156,7 @@ def _from_archive(path: Path) -> bytes:
     try:
         with zipfile.ZipFile(path) as archive, archive.open("config.json") as member:
             return member.read(_MOST_BYTES)
-    except (OSError, KeyError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise unreadable(path, error) from error
 
 
@@ -163,7 +164,7 @@ def _from_hdf5(path: Path) -> list[bytes]:
     try:
         with h5py.File(path) as file:
             texts = [file.attrs.get(name) for name in ("model_config", "training_config")]
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+    except UNREADABLE as error:
         raise unreadable(path, error) from error
     return [text.encode() if isinstance(text, str) else bytes(text) for text in texts if text]
 
