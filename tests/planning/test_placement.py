@@ -105,6 +105,7 @@ def test_a_file(tmp_path):
         ("[]", "the whole of .* must have hosts and jobs"),
         ("hosts: {}\njobs: {a: {devices: 1, memory_gib: 1}}", "hosts of .* must map names"),
         ("hosts: {a: 'v100:2x4'}\njobs: {a: {devices: 1, memory_gib: 1}}", "be one host"),
+        ("hosts: {1: t4, '1': t4}\njobs: {a: {devices: 1, memory_gib: 1}}", "each name once"),
         ("hosts: {a: t4}\njobs: {a: {devices: 1}}", "have devices and memory_gib"),
         ("hosts: {a: t4}\njobs: {a: {devices: 1, memory_gib: 1, idle: 1}}", "may have busy"),
         ("hosts: {a: t4}\njobs: {a: {devices: 0, memory_gib: 1}}", "whole number of at least 1"),

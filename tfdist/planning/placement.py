@@ -195,6 +195,8 @@ def read_jobs(path: Path, table: DeviceTable) -> tuple[list[Job], dict[str, Clus
     for part, rows in (("hosts", hosts), ("jobs", jobs)):
         if not isinstance(rows, dict) or not rows:
             raise _wrong(path, part, "map names to rows", rows)
+        if len({*map(str, rows)}) < len(rows):
+            raise _wrong(path, part, "have each name once", [*rows])
     pool = {str(name): _host(path, name, text, table) for name, text in hosts.items()}
     return [_job(path, str(name), row) for name, row in jobs.items()], pool
 
