@@ -250,6 +250,8 @@ def _from_tf_config(text: str) -> Topology:
         if not all(isinstance(address, str) for _, address in tasks):
             raise TypeError("addresses are texts")
         role, index = config["task"]["type"], int(config["task"]["index"])
+        if index < 0 or len({address for _, address in tasks}) < len(tasks):
+            raise ValueError("two tasks would have one place")
         rank = tasks.index((role, cluster[role][index]))
     except _NO_CONFIG as error:
         raise OptionError(
