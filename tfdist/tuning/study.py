@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import extra_module
+from tfdist.errors import DataError, extra_module
 
 if TYPE_CHECKING:
     import optuna
@@ -76,7 +76,7 @@ class Study:
         settings: what another process makes the same study with.
 
     Raises:
-        EngineMissingError: Optuna is not installed.
+        EngineMissingError: Optuna is not installed. DataError: the file is damaged.
     """
 
     def __init__(
@@ -87,18 +87,21 @@ class Study:
         from optuna.storages.journal import JournalFileBackend
 
         backend = JournalFileBackend(str(journal), _Lock(journal.with_suffix(".lock")))
-        self._storage = JournalStorage(backend)
         self._seed = seed
         self.settings = {"mode": mode, "seed": seed, "pruner": pruner}
         self.settings |= {"grace": grace, "reduction": reduction}
-        with _quiet(optuna):
-            self.optuna = optuna.create_study(
-                storage=self._storage,
-                study_name=_NAME,
-                direction=f"{mode}imize",
-                load_if_exists=True,
-                pruner=_pruner(optuna, pruner, grace, reduction),
-            )
+        try:
+            self._storage = JournalStorage(backend)
+            with _quiet(optuna):
+                self.optuna = optuna.create_study(
+                    storage=self._storage,
+                    study_name=_NAME,
+                    direction=f"{mode}imize",
+                    load_if_exists=True,
+                    pruner=_pruner(optuna, pruner, grace, reduction),
+                )
+        except (ValueError, TypeError, LookupError) as error:
+            raise damaged(journal, error) from None
 
     @property
     def trials(self) -> list[optuna.trial.FrozenTrial]:
@@ -145,6 +148,15 @@ class Study:
         seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
         # Those that run count as bad ones, so that none beside them is tried again.
         self.optuna.sampler = TPESampler(seed=seed, constant_liar=True)
+
+
+def damaged(path: Path, error: Exception) -> DataError:
+    """The error for a file of a search."""
+    return DataError(
+        f"{path} must be as tfdist tune wrote it",
+        received=f"an error: {error}",
+        mend="Search anew in another folder",
+    )
 
 
 def mend(journal: Path) -> None:
