@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, read_json
 from tfdist.records.buckets.urls import refuse_url
 from tfdist.traces import places, xplane
 
@@ -125,7 +124,7 @@ def read(folder: str | os.PathLike) -> list[RankTrace]:
 def _notes(run: Path, rank: int) -> dict[str, Any]:
     path = places.notes_of(run, rank)
     try:
-        notes = json.loads(path.read_text())
+        notes = read_json(path.read_text(encoding="utf-8"))
         is_known = (
             notes["rank"] == rank
             and all(type(notes[name]) is int and notes[name] > 0 for name in ("ranks", "devices"))

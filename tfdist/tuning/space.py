@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -149,7 +149,7 @@ def _values(name: str, given: Any, *, are_whole: bool = False) -> Range | Choice
     low, high = _number(given["low"]), _number(given["high"])
     flags = {"log": given.get("log", False), "int": are_whole or given.get("int", False)}
     kinds = (int,) if flags["int"] is True else (int, float)
-    are_numbers = all(type(end) in kinds and math.isfinite(end) for end in (low, high))
+    are_numbers = all(type(end) in kinds and abs(end) <= sys.float_info.max for end in (low, high))
     if not are_numbers or not all(isinstance(flag, bool) for flag in flags.values()):
         raise OptionError(
             f"{name} in a space must have numbers for low and high, whole ones where it counts",
