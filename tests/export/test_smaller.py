@@ -67,6 +67,17 @@ def test_cluster(trained, digits, validation, tmp_path):
     assert report.after.value > report.before.value - 0.03
 
 
+def test_kernels_of_fewer_weights_than_clusters_are_trained_on_as_they_are():
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    layers = [tf.keras.Input((4,)), tf.keras.layers.Dense(8), tf.keras.layers.Dense(1)]
+    given = tf.keras.Sequential(layers)
+    given.compile("sgd", "mse")
+    model, _ = tfdist.export.cluster(given, (x, x.sum(1)), epochs=1)
+    wide, narrow = kernels(model).values()
+    assert len(np.unique(wide)) <= 16
+    assert len(np.unique(narrow)) == 8
+
+
 @pytest.mark.usefixtures("weights")
 def test_quantize_aware(trained, digits, validation, tmp_path):
     model, report = tfdist.export.quantize_aware(trained, digits, epochs=1)

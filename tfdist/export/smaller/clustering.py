@@ -5,6 +5,7 @@ Deep compression, Han et al. 2015, arXiv:1510.00149, section 3.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import OptionError
@@ -32,7 +33,7 @@ def cluster(
     downloaded. The given model is left as it is.
 
     Args:
-        clusters: values of a kernel, at least 2.
+        clusters: values of a kernel, at least 2. Kernels of so many weights stay as they are.
         model, data, epochs, global_batch_size, seed: as in ``prune``.
 
     Returns:
@@ -52,6 +53,8 @@ def cluster(
     keras = tfmot.clustering.keras
 
     def clustered(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+        if math.prod(layer.kernel.shape) <= clusters:
+            return layer  # It has no more values as it is.
         return keras.cluster_weights(
             layer,
             number_of_clusters=clusters,
