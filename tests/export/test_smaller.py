@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.errors import ModelError, OptionError
+from tfdist.errors import DataError, ModelError, OptionError
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -178,6 +178,13 @@ def test_distill(trained, digits, validation):
 def test_mistakes(call, options, trained, digits):
     with pytest.raises(OptionError):
         call(trained, digits, **options)
+
+
+def test_records_without_labels(trained):
+    records = (np.zeros((8, 8, 8, 1), np.float32),)
+    for made in (tfdist.export.prune, lambda *given: tfdist.export.distill(trained, *given)):
+        with pytest.raises(DataError, match="must have labels"):
+            made(trained, records)
 
 
 def test_models_that_cannot_be_made_smaller(trained, digits):

@@ -14,6 +14,7 @@ from tfdist.records.format.manifest import splits_of
 from tfdist.strategies.base import DataOptions, make_feed
 from tfdist.training.engine.options import check_count
 from tfdist.training.feed.feed import Feed
+from tfdist.training.layers.data_errors import check_labels
 
 # Layers whose kernels are worth it. The kernels of depthwise convolutions are few and sensitive.
 _HEAVY = (
@@ -102,7 +103,9 @@ def begun(
     check_count("epochs", epochs)
     tfmot = import_tfmot()
     copy = plain_copy(model)
-    return tfmot, copy, Scale(copy, data, quantization), training_feed(data, **how)
+    scale, feed = Scale(copy, data, quantization), training_feed(data, **how)
+    check_labels(model, feed.records.element_spec)
+    return tfmot, copy, scale, feed
 
 
 def fit(
