@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tfdist.tuning.results import Found
-    from tfdist.tuning.study import TrialRow
+    from tfdist.tuning.rows import TrialRow
 
 _EPILOG = """\b
 Examples:

@@ -17,7 +17,7 @@ from tfdist.runs.files import replacing, write_json
 from tfdist.training.engine.folder_lock import FolderLock
 from tfdist.tuning import study
 from tfdist.tuning.request import Search
-from tfdist.tuning.study import TrialRow
+from tfdist.tuning.rows import TrialRow
 
 MARK = ".tfdist-search"
 

@@ -14,7 +14,8 @@ from tfdist.runs.files import replacing
 from tfdist.tuning.folder import SearchFolder
 
 if TYPE_CHECKING:
-    from tfdist.tuning.study import Study, TrialRow
+    from tfdist.tuning.rows import TrialRow
+    from tfdist.tuning.study import Study
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,10 @@ from tfdist.runs.folder import RunFolder
 from tfdist.tuning import on_ray, slots
 from tfdist.tuning.folder import SearchFolder
 from tfdist.tuning.request import Request
+from tfdist.tuning.rows import STATES, TrialRow
 from tfdist.tuning.slots import Running
 from tfdist.tuning.space import TRAIN
-from tfdist.tuning.study import DEFINED, REASON, STATES, Study, TrialRow
+from tfdist.tuning.study import DEFINED, REASON, Study
 
 
 class Searching:

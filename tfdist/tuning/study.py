@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,28 +18,6 @@ _NAME = "tfdist"
 #: Attributes of trials: that all has been chosen, and why one has failed.
 DEFINED, REASON = "defined", "reason"
 PRUNERS = ("halving", "median", "none")
-#: What a search tells of a trial, by Optuna's name of its state.
-STATES = {"RUNNING": "running", "COMPLETE": "done", "PRUNED": "ended early", "FAIL": "failed"}
-
-
-@dataclass(frozen=True)
-class TrialRow:
-    """A trial, as a table has it.
-
-    Attributes:
-        state: "running", "done", "ended early" or "failed".
-        epoch: that it has come to; None before the first one has ended.
-        value: of the metric then; of folds the mean.
-        params: what was chosen.
-        reason: why it has failed.
-    """
-
-    number: int
-    state: str
-    epoch: int | None
-    value: float | None
-    params: dict[str, Any]
-    reason: str | None = None
 
 
 class _Lock:

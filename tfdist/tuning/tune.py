@@ -19,8 +19,9 @@ from tfdist.tuning import space as spaces
 from tfdist.tuning.folder import SearchFolder
 from tfdist.tuning.request import Request, Search
 from tfdist.tuning.results import Found
+from tfdist.tuning.rows import TrialRow
 from tfdist.tuning.searching import Searching
-from tfdist.tuning.study import Study, TrialRow
+from tfdist.tuning.study import Study
 
 
 def tune(
