@@ -12,7 +12,7 @@ from tfdist.runs.settings import Settings
 
 
 def test_each_strategy_has_the_devices_that_it_can_divide():
-    found = fits.entries(["single", "mirrored", "horovod", "pipeline"], [1, 2, 4])
+    found = fits.entries(["single", "mirrored", "single", "horovod", "pipeline"], [1, 2, 4])
     assert [(entry.strategy, entry.devices) for entry in found] == [
         ("single", 1),
         *(("mirrored", number) for number in (1, 2, 4)),

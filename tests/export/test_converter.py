@@ -180,6 +180,14 @@ def test_files_of_other_formats(name, tmp_path):
     assert report.best.parity.largest_difference < 1e-5
 
 
+def test_a_saved_model_without_its_weights_is_one_line(tmp_path):
+    sequential(layers.Dense(3), shape=(4,)).save(tmp_path / "saved_model")
+    for path in (tmp_path / "saved_model" / "variables").glob("*.data-*"):
+        path.unlink()
+    with pytest.raises(ModelError, match="must be a model that Keras can load"):
+        tfdist.export.tflite(tmp_path / "saved_model", tmp_path / "model.tflite", trust=True)
+
+
 def test_a_file_with_a_layer_of_ones_own_says_how_to_load_it(tmp_path):
     sequential(Doubled()).save(tmp_path / "model.keras")
     with pytest.raises(ModelError, match=r"Load it in Python.*tfdist.export.tflite"):

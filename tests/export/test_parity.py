@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.errors import DataError
 from tfdist.export.models import open_model
 from tfdist.export.parity import Judge
 from tfdist.export.samples import Rows
@@ -54,3 +55,24 @@ def test_the_worst_of_several_accuracies_counts():
         found = judge.compare(Ruined(outputs | {name: -outputs[name]}))
         assert (found.metric, found.keras) == (f"{name}_accuracy", 1)
         assert found.drop > 0.5
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (
+            np.array([0, 7]),
+            "a class that the model has an output for, here 0 to 2, but found label 7",
+        ),
+        (np.eye(3)[:2], "labels must be such as the model's loss and metrics take"),
+        (np.array(["a", "b"]), "labels for a loss of Keras must be numbers"),
+    ],
+)
+def test_labels_that_the_loss_does_not_take_are_told(labels, told):
+    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(3)])
+    model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    plain = open_model(model)
+    x = np.ones((2, 4), np.float32)
+    judge = Judge(plain, Rows(dict.fromkeys(plain.inputs, x), labels, None))
+    with pytest.raises(DataError, match=told):
+        judge.compare(Ruined(plain.named_outputs(model.predict(x, verbose=0))))

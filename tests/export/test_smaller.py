@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.errors import ModelError, OptionError
+from tfdist.errors import DataError, ModelError, OptionError
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -65,6 +65,17 @@ def test_cluster(trained, digits, validation, tmp_path):
         assert len(np.unique(kernel)) <= 8, name
     assert report.after.gzip_bytes < 0.3 * report.before.gzip_bytes
     assert report.after.value > report.before.value - 0.03
+
+
+def test_kernels_of_fewer_weights_than_clusters_are_trained_on_as_they_are():
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    layers = [tf.keras.Input((4,)), tf.keras.layers.Dense(8), tf.keras.layers.Dense(1)]
+    given = tf.keras.Sequential(layers)
+    given.compile("sgd", "mse")
+    model, _ = tfdist.export.cluster(given, (x, x.sum(1)), epochs=1)
+    wide, narrow = kernels(model).values()
+    assert len(np.unique(wide)) <= 16
+    assert len(np.unique(narrow)) == 8
 
 
 @pytest.mark.usefixtures("weights")
@@ -167,6 +178,13 @@ def test_distill(trained, digits, validation):
 def test_mistakes(call, options, trained, digits):
     with pytest.raises(OptionError):
         call(trained, digits, **options)
+
+
+def test_records_without_labels(trained):
+    records = (np.zeros((8, 8, 8, 1), np.float32),)
+    for made in (tfdist.export.prune, lambda *given: tfdist.export.distill(trained, *given)):
+        with pytest.raises(DataError, match="must have labels"):
+            made(trained, records)
 
 
 def test_models_that_cannot_be_made_smaller(trained, digits):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -230,6 +232,9 @@ def test_mistakes_in_paths(trained, tmp_path):
         tfdist.export.tflite(trained, tmp_path / "no" / "digits.tflite")
     with pytest.raises(OptionError, match="is a folder"):
         tfdist.export.tflite(trained, tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OptionError, match="is a pipe or a device"):
+        tfdist.export.tflite(trained, tmp_path / "pipe")
     with pytest.raises(ModelError, match="does not exist"):
         tfdist.export.tflite(tmp_path / "no.keras", tmp_path / "digits.tflite")
     (tmp_path / "text.keras").write_text("no model")

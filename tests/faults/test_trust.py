@@ -273,6 +273,30 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path, text):
         trust.check(path)
 
 
+@pytest.mark.parametrize("is_encrypted", [True, False])
+def test_an_archive_that_cannot_be_unpacked_is_one_line(tmp_path, is_encrypted):
+    from tfdist.compat import package_of
+    from tfdist.export import trust
+
+    path = tmp_path / "model.keras"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("metadata.json", "config.json"):
+            archive.writestr(name, '{"keras_version": "3.0"}' * 99)
+    content = bytearray(path.read_bytes())
+    for name in (b"metadata.json", b"config.json"):
+        own, listed = content.index(name), content.rindex(name)
+        if is_encrypted:  # A bit of its flags, which stand twice.
+            content[own - 24] |= 1
+            content[listed - 38] |= 1
+        else:
+            begun = own + len(name)
+            content[begun : begun + 12] = b"\xff" * 12
+    path.write_bytes(content)
+    assert package_of(path) is None
+    with pytest.raises(ModelError, match="must be a model that Keras can load"):
+        trust.check(path)
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "how",

@@ -125,6 +125,12 @@ def test_a_file_of_ones_own(tmp_path):
         ("instances: {a: {device: t4, devices: 2.5, network: b}}", "a whole number, but found 2.5"),
         ("share_of_peak: 2", "at most 1"),
         ("a: [", "must be YAML"),
+        (
+            "date: 2026-02-30",
+            "must be YAML, but found an error: .* day is out",
+        ),
+        ("date: !!bool perhaps", "must be YAML, but found an error: a value that cannot be"),
+        ("date: !!timestamp soon", "must be YAML, but found an error: a value that cannot be"),
     ],
 )
 def test_a_file_that_is_no_table(tmp_path, text, message):

@@ -6,8 +6,7 @@ import pytest
 
 from tfdist.errors import DataError, OptionError
 from tfdist.planning.devices import DeviceTable
-from tfdist.planning.job_file import read_jobs
-from tfdist.planning.placement import Job, Slot, place, when_ended
+from tfdist.planning.placement import Job, Slot, place, read_jobs, when_ended
 
 TABLE = DeviceTable.load()
 GB = 1e9  # A v100 has 15.5 of them.
@@ -106,6 +105,7 @@ def test_a_file(tmp_path):
         ("[]", "the whole of .* must have hosts and jobs"),
         ("hosts: {}\njobs: {a: {devices: 1, memory_gib: 1}}", "hosts of .* must map names"),
         ("hosts: {a: 'v100:2x4'}\njobs: {a: {devices: 1, memory_gib: 1}}", "be one host"),
+        ("hosts: {1: t4, '1': t4}\njobs: {a: {devices: 1, memory_gib: 1}}", "each name once"),
         ("hosts: {a: t4}\njobs: {a: {devices: 1}}", "have devices and memory_gib"),
         ("hosts: {a: t4}\njobs: {a: {devices: 1, memory_gib: 1, idle: 1}}", "may have busy"),
         ("hosts: {a: t4}\njobs: {a: {devices: 0, memory_gib: 1}}", "whole number of at least 1"),

@@ -150,6 +150,7 @@ def test_damaged_traces_are_refused(run, tmp_path):
     path.unlink()
     with pytest.raises(DataError, match="must have a file of rank 1"):
         report(tmp_path / "run")
-    places.notes_of(place, 0).write_text("{}")
-    with pytest.raises(DataError, match="must be as tfdist wrote it"):
-        report(tmp_path / "run")
+    for text in ("{}", "[" * 100_000):
+        places.notes_of(place, 0).write_text(text)
+        with pytest.raises(DataError, match="must be as tfdist wrote it"):
+            report(tmp_path / "run")

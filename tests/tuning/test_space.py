@@ -62,6 +62,7 @@ def test_an_option_of_whole_numbers_has_whole_ones():
         ({"lr": {"low": 1, "high": 2, "lgo": True}}, "part of lr .* Choose one of low"),
         ({"lr": {"low": "a", "high": 2}}, "lr in a space must have numbers"),
         ({"lr": {"low": 1, "high": float("inf")}}, "lr in a space must have numbers"),
+        ({"n": {"low": 1, "high": 10**400, "int": True}}, "n in a space must have numbers"),
         ({"n": {"low": 0.5, "high": 2, "int": True}}, "n in a space must have numbers"),
         ({"n": {"low": 1, "high": 2, "log": 1}}, "n in a space must have numbers"),
         ({"lr": {"low": 2, "high": 1}}, "low of lr in a space must be less"),

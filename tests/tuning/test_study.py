@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from tfdist.errors import EngineMissingError
+from tfdist.errors import DataError, EngineMissingError
 from tfdist.tuning import study
+from tfdist.tuning.folder import MARK, SearchFolder
 from tfdist.tuning.study import Study
 
 SETTINGS = {"mode": "max", "seed": 3, "pruner": "halving", "grace": 1, "reduction": 2}
@@ -78,6 +79,26 @@ def test_a_line_that_was_written_in_part_is_removed(tmp_path):
     assert again.trials[number].params == {"lr": lr}
     assert again.ask() == 1
     assert len(Study(journal, **SETTINGS).trials) == 2
+
+
+@pytest.mark.parametrize("line", [b"garbage", b"null", b"{}", b"\xff\xfe"])
+def test_a_damaged_line_is_one_line(tmp_path, line):
+    ask(Study(tmp_path / "a.log", **SETTINGS))
+    first, *others = (tmp_path / "a.log").read_bytes().splitlines(keepends=True)
+    (tmp_path / "a.log").write_bytes(b"".join([first, line, b"\n", *others]))
+    with pytest.raises(DataError, match=r"a\.log must be as tfdist tune wrote it"):
+        Study(tmp_path / "a.log", **SETTINGS)
+
+
+@pytest.mark.parametrize("text", ["null", "[3]", "{"])
+def test_damaged_settings_are_one_line(tmp_path, text):
+    (tmp_path / MARK).touch()
+    (tmp_path / "search.json").write_text(text)
+    with (
+        pytest.raises(DataError, match=r"search\.json must be as tfdist tune wrote it"),
+        SearchFolder(tmp_path).taken({}, resume=True),
+    ):
+        pass
 
 
 def test_a_lock_of_a_killed_process_does_not_stay(tmp_path):

@@ -29,7 +29,7 @@ def sizes_of(text: str) -> list[int]:
     Raises:
         OptionError: it is no such text, or not between 4 bytes and 1 GiB.
     """
-    found = [re.fullmatch(r"(\d+)(\w*)", part) for part in text.split(":")]
+    found = [re.fullmatch(r"(\d{1,12})(\w*)", part) for part in text.split(":")]
     if len(found) not in (1, 2) or any(m is None or m[2] not in _UNITS for m in found):
         raise _no_sizes(text)
     first, last = (

@@ -15,8 +15,7 @@ from tfdist.cli.option_table import options_of, plot_option
 from tfdist.cli.process_options import optional_model_option
 from tfdist.errors import OptionError, spelt
 from tfdist.planning.devices import DeviceTable
-from tfdist.planning.job_file import read_jobs
-from tfdist.planning.placement import Ending, Placement, place, when_ended
+from tfdist.planning.placement import Ending, Placement, place, read_jobs, when_ended
 from tfdist.planning.report import Plan
 from tfdist.records.report_text import table_of
 from tfdist.runs.checking import Check, check_plan, refuse_other_devices

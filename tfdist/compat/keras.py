@@ -13,6 +13,7 @@ import importlib.util
 import json
 import sys
 import zipfile
+import zlib
 from collections.abc import MutableMapping
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -23,6 +24,11 @@ VARIABLE = "TF_USE_LEGACY_KERAS"
 KERAS_2 = ("1", "true", "True")
 #: What tfdist takes for a wish of Keras 3; nothing at all may be an oversight.
 KERAS_3 = ("0", "false", "False")
+#: What reading a damaged file of a model raises, and one with a password: a RuntimeError.
+UNREADABLE = (
+    *(OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError),
+    *(zlib.error, zipfile.BadZipFile),
+)
 _VALUES = {"keras": "0", "tf_keras": "1"}
 #: What the variable said before any program was followed.
 _asked: dict[str, str] = {}
@@ -95,7 +101,7 @@ def package_of(path: Path) -> str | None:
             with h5py.File(path) as file:
                 version = file.attrs["keras_version"]
         return "keras" if version.startswith("3.") else "tf_keras"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, zipfile.BadZipFile):
+    except (*UNREADABLE, AttributeError):
         return None  # Told where it is read.
 
 

@@ -39,7 +39,10 @@ def check_versions() -> None:
             received=text,
             mend=f"Run pip install {ASKED}",
         )
-    _check_keras(_written(version))
+    if os.environ.get(VARIABLE) in KERAS_3:
+        _check_keras_3()
+    else:
+        _check_keras_2(_written(version))
 
 
 def tensorflow_version() -> str | None:
@@ -76,13 +79,6 @@ def refuse_keras_3(what: str, *, otherwise: str = "") -> None:
             mend="Import tf_keras in place of keras, and leave "
             f"{VARIABLE}={os.environ.get(VARIABLE)} out{otherwise}",
         )
-
-
-def _check_keras(wanted: str) -> None:
-    if os.environ.get(VARIABLE) in KERAS_3:
-        _check_keras_3()
-    else:
-        _check_keras_2(wanted)
 
 
 def _check_keras_3() -> None:

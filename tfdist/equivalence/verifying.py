@@ -6,7 +6,7 @@ import contextlib
 import io
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -72,18 +72,12 @@ def verify(
 
     report = compare(feed, math.ceil(steps / len(feed)))
     if explain and report.losses is None and not strategy.from_chief(report.exact):
-        with _nothing_told_twice():
+        # The first comparison has told what there is to tell.
+        nowhere = io.StringIO()
+        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
             explanation = explain_difference(model_fn, feed, strategy, compare, report.steps)
         report = replace(report, explanation=explanation)
     return report if strategy.topology.is_chief else None
-
-
-@contextlib.contextmanager
-def _nothing_told_twice() -> Iterator[None]:
-    """Encloses comparisons after the first one, which has told what there is to tell."""
-    nowhere = io.StringIO()
-    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        yield
 
 
 def explain_difference(
@@ -108,7 +102,8 @@ def explain_difference(
     """
     num_parts = max(2, strategy.num_replicas)
     taken, layers = [], []
-    for count in _doubling(steps):
+    doubling = [2**power for power in range(steps.bit_length()) if 2**power < steps]
+    for count in [*doubling, steps]:
         limited = feed.limited(count)
         report = compared(limited, -(-count // len(limited)))
         taken.append(count)
@@ -122,14 +117,6 @@ def explain_difference(
         layers=tuple(layers),
         tolerance=report.tolerance,
     )
-
-
-def _doubling(steps: int) -> Iterator[int]:
-    count = 1
-    while count < steps:
-        yield count
-        count *= 2
-    yield steps
 
 
 def _parted(

@@ -45,6 +45,10 @@ def c_array(content: bytes, path: Path) -> str:
         for start in range(0, len(content), _PER_LINE)
     ]
     activations = arena_bytes(content)
+    structures = len(operators(content)) * _BYTES_PER_OPERATOR + _BYTES_FIXED
+    structures += len(computed_tensors(content)) * _BYTES_PER_TENSOR
+    # To begin with, in whole kilobytes.
+    arena = -(-(activations + structures) // _ROUND) * _ROUND
     lines += [
         "};",
         f"static const unsigned int {name}_len = {len(content)};",
@@ -52,7 +56,7 @@ def c_array(content: bytes, path: Path) -> str:
         f"// {activations} bytes of activations and scratch were measured in TensorFlow Lite; the",
         "// rest is an estimate for TensorFlow Lite Micro's own structures. After AllocateTensors,",
         "// interpreter.arena_used_bytes() tells the size that is really needed.",
-        f"static const unsigned int {name}_arena_size = {micro_arena_bytes(content)};",
+        f"static const unsigned int {name}_arena_size = {arena};",
         "",
     ]
     return "\n".join(lines)
@@ -61,16 +65,6 @@ def c_array(content: bytes, path: Path) -> str:
 def is_c_array(begin: bytes) -> bool:
     """Whether a file that begins so is a header that ``c_array`` wrote."""
     return begin.startswith(_BEGIN.encode())
-
-
-def micro_arena_bytes(content: bytes) -> int:
-    """Returns an arena size to begin with in TensorFlow Lite Micro."""
-    structures = (
-        len(operators(content)) * _BYTES_PER_OPERATOR
-        + len(computed_tensors(content)) * _BYTES_PER_TENSOR
-        + _BYTES_FIXED
-    )
-    return -(-(arena_bytes(content) + structures) // _ROUND) * _ROUND
 
 
 def _described(side: str, name: str, details: dict) -> str:

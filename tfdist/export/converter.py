@@ -56,13 +56,6 @@ class Conversion:
 
     def check(self) -> None:
         """Raises OptionError for types that this quantization has not got."""
-        if self.quantization in NEEDS_DATA and self.calibration is None:
-            raise OptionError(
-                f"a file quantized to {self.quantization} must have records, to learn the ranges "
-                "of activations from",
-                received="no data",
-                mend="Give --data DIR (data= in Python), or choose dynamic, which needs none",
-            )
         integers = [
             f"{side} type {kind}"
             for side, kind in (("input", self.input_type), ("output", self.output_type))
@@ -89,7 +82,7 @@ def convert(model: PlainModel, how: Conversion) -> bytes:
 
     Raises:
         ExportError: the model has an operator that TFLite has not got, or an unknown dimension.
-        OptionError: int8 or int16x8 without records, or types that the file cannot have.
+        OptionError: types that the file cannot have.
     """
     how.check()
     model = recurrence.without_state(model)

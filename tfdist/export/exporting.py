@@ -299,6 +299,8 @@ def _checked_target(path: str | os.PathLike, model: Any) -> Path:
         problem = f"{target}, in a folder that does not exist"
     elif target.is_dir():
         problem = f"{target}, which is a folder"
+    elif target.exists() and not target.is_file():  # Reading a pipe may never end.
+        problem = f"{target}, which is a pipe or a device"
     elif not os.access(target.parent, os.W_OK):
         problem = f"{target}, in a folder that cannot be written to"
     elif isinstance(model, (str, os.PathLike)) and target.exists() and Path(model).exists():

@@ -12,6 +12,18 @@ from tfdist.errors import ExportError
 from tfdist.export.quiet import quiet
 
 
+def opened(content: bytes, **how: Any) -> tf.lite.Interpreter:
+    """Returns TFLite's own interpreter of a file, whose tensors have their memory.
+
+    Args:
+        how: further arguments of ``tf.lite.Interpreter``.
+    """
+    with quiet():
+        interpreter = tf.lite.Interpreter(model_content=content, **how)
+        interpreter.allocate_tensors()
+    return interpreter
+
+
 class TfliteModel:
     """A file in the interpreter.
 
@@ -21,17 +33,14 @@ class TfliteModel:
     """
 
     def __init__(self, content: bytes):
-        with quiet():
-            try:
-                interpreter = tf.lite.Interpreter(model_content=content, num_threads=1)
-                interpreter.allocate_tensors()
-                self._run = interpreter.get_signature_runner()
-            except (RuntimeError, ValueError) as error:
-                raise ExportError(
-                    "the interpreter must be able to run the file",
-                    received=f"an error: {str(error)[:300]}",
-                    mend="Export the model anew, or choose another quantization",
-                ) from error
+        try:
+            self._run = opened(content, num_threads=1).get_signature_runner()
+        except (RuntimeError, ValueError) as error:
+            raise ExportError(
+                "the interpreter must be able to run the file",
+                received=f"an error: {str(error)[:300]}",
+                mend="Export the model anew, or choose another quantization",
+            ) from error
         self.inputs = self._run.get_input_details()
         self.outputs = self._run.get_output_details()
 

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.export.flatbuffer import computed_tensors
-from tfdist.export.interpreter import TfliteModel
-from tfdist.export.quiet import quiet
+from tfdist.export.interpreter import TfliteModel, opened
+from tfdist.traces import intervals
 
 THREADS = (1, 2)
 _WARM_UP = 5
@@ -55,9 +55,7 @@ def benchmark(content: bytes, record: dict[str, np.ndarray]) -> Benchmark:
 
 def _latency(content: bytes, record: dict[str, np.ndarray], threads: int) -> Latency:
     file = TfliteModel(content)
-    with quiet():
-        interpreter = tf.lite.Interpreter(model_content=content, num_threads=threads)
-        interpreter.allocate_tensors()
+    interpreter = opened(content, num_threads=threads)
     # As an app does it: inputs are set before the clock starts.
     for name, value in file.encoded(record).items():
         interpreter.set_tensor(file.inputs[name]["index"], value)
@@ -82,13 +80,9 @@ def arena_bytes(content: bytes) -> int:
     plus the scratch tensors of the kernels, which it does not show and which may share memory.
     Weights stay in the file and are not counted.
     """
-    with quiet():
-        interpreter = tf.lite.Interpreter(
-            model_content=content,
-            # The delegate XNNPACK keeps its memory to itself.
-            experimental_op_resolver_type=tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-        )
-        interpreter.allocate_tensors()
+    # The delegate XNNPACK keeps its memory to itself.
+    kernels = tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    interpreter = opened(content, experimental_op_resolver_type=kernels)
     ranges = []
     for number in computed_tensors(content):
         try:
@@ -103,12 +97,4 @@ def arena_bytes(content: bytes) -> int:
         for tensor in interpreter.get_tensor_details()
         if not tensor["name"]
     )
-    return _covered(ranges) + scratch
-
-
-def _covered(ranges: list[tuple[int, int]]) -> int:
-    total, reached = 0, 0
-    for start, stop in sorted(ranges):
-        total += max(0, stop - max(start, reached))
-        reached = max(reached, stop)
-    return total
+    return int(intervals.length(intervals.union(ranges))) + scratch

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.errors import ExportError
 from tfdist.export.converter import Conversion, input_specs, make_converter, representative
 from tfdist.export.flatbuffer import computed_tensors, input_order, tensor_names
+from tfdist.export.interpreter import opened
 from tfdist.export.models import PlainModel
 from tfdist.export.quiet import quiet
 from tfdist.export.samples import Rows
@@ -107,11 +108,7 @@ def layer_errors(
 
 def _typical_sizes(content: bytes, records: Iterable[dict[str, np.ndarray]]) -> dict[str, float]:
     """Returns for each tensor of a float file the median distance of its values from the median."""
-    with quiet():
-        interpreter = tf.lite.Interpreter(
-            model_content=content, experimental_preserve_all_tensors=True
-        )
-        interpreter.allocate_tensors()
+    interpreter = opened(content, experimental_preserve_all_tensors=True)
     inputs = dict(zip(input_order(content), interpreter.get_input_details(), strict=True))
     names = {
         number: name

@@ -12,8 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import package_of
+from tfdist.compat.keras import UNREADABLE
 from tfdist.errors import ExportError, ModelError
-from tfdist.export.trust import check
+from tfdist.export.trust import FILES, check, unreadable
 from tfdist.keras.graph import called_with, input_names, nested_inputs, output_names
 from tfdist.keras.layers import layers_in, take_trainable
 from tfdist.keras.losses import compiled_loss
@@ -21,11 +22,12 @@ from tfdist.records.buckets.cache import local_tree
 from tfdist.records.buckets.urls import url_of
 from tfdist.training.model.lookup_vocabularies import follow_variables, take_adapted
 
-_FILES = "a .keras or .h5 file, or the folder of a SavedModel, that Keras wrote"
-
 _MIXED = ("mixed_bfloat16", "mixed_float16")
 _POLICIES = ("Policy", "DTypePolicy")  # Of Keras 2, and of Keras 3.
-_CALL = "call tfdist.export.tflite(model, ...)"
+_IN_PYTHON = (
+    "Load it in Python, with the custom_objects of your layers, and call "
+    "tfdist.export.tflite(model, ...)"
+)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def open_model(model: Any, *, trust: bool = False) -> PlainModel:
 def _load(path: Any, trust: bool) -> tf.keras.Model:
     if not isinstance(path, (str, os.PathLike)):
         raise ModelError(
-            f"a model must be a Keras model, or {_FILES}",
+            f"a model must be a Keras model, or {FILES}",
             received=f"an object of type {type(path).__name__}",
             mend="Give the model itself, or the path that model.save wrote to",
         )
@@ -109,7 +111,7 @@ def _load(path: Any, trust: bool) -> tf.keras.Model:
             return _load(place, trust)
     if not Path(path).exists():
         raise ModelError(
-            f"a model must be {_FILES}",
+            f"a model must be {FILES}",
             received=f"{path}, which does not exist",
             mend="Give the path that model.save wrote to",
         )
@@ -125,15 +127,10 @@ def _load(path: Any, trust: bool) -> tf.keras.Model:
         check(Path(path))
     try:
         return _loaded(path, safe_mode=not trust)
-    except (OSError, ValueError, TypeError, ImportError, AttributeError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
-        if isinstance(error, OSError):
-            mend = f"Give {_FILES}"
-        else:
-            mend = f"Load it in Python, with the custom_objects of your layers, and {_CALL}"
-        raise ModelError(
-            f"{path} must be a model that Keras can load", received=f"an error: {reason}", mend=mend
-        ) from error
+    except (*UNREADABLE, ImportError, AttributeError, tf.errors.OpError) as error:
+        of_layers = (ValueError, TypeError, ImportError, AttributeError, LookupError)
+        found = {"mend": _IN_PYTHON} if isinstance(error, of_layers) else {}
+        raise unreadable(path, error, **found) from error
 
 
 def _loaded(path: str | os.PathLike, safe_mode: bool) -> tf.keras.Model:
@@ -206,11 +203,10 @@ def whole_copy(model: tf.keras.Model, **changes: Any) -> tf.keras.Model:
 
 def _inputs(model: tf.keras.Model) -> tuple[dict[str, tf.TensorSpec], str]:
     if getattr(model, "inputs", None):
-        specs = {
-            name: tf.TensorSpec([None, *symbol.shape[1:]], symbol.dtype, name=name)
-            for name, symbol in zip(input_names(model), model.inputs, strict=True)
-        }
-        return specs, "one" if len(specs) == 1 and not _is_dict(model) else "dict"
+        names = zip(input_names(model), model.inputs, strict=True)
+        specs = {name: _named(symbol, name) for name, symbol in names}
+        is_one = len(specs) == 1 and not isinstance(nested_inputs(model), dict)
+        return specs, "one" if is_one else "dict"
     saved = called_with(model)
     if saved is None:
         raise ModelError(
@@ -232,9 +228,5 @@ def _inputs(model: tf.keras.Model) -> tuple[dict[str, tf.TensorSpec], str]:
     return {f"input_{n}": _named(s, f"input_{n}") for n, s in enumerate(structure)}, "list"
 
 
-def _is_dict(model: tf.keras.Model) -> bool:
-    return isinstance(nested_inputs(model), dict)
-
-
-def _named(spec: tf.TensorSpec, name: str) -> tf.TensorSpec:
+def _named(spec: Any, name: str) -> tf.TensorSpec:
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype, name=name)

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.errors import DataError, first_line
 from tfdist.export.converter import Rescale
 from tfdist.export.interpreter import TfliteModel
 from tfdist.export.models import PlainModel
 from tfdist.export.quiet import quiet
 from tfdist.export.samples import Rows
 from tfdist.keras.losses import compiled_loss, compute_loss, show_loss
+from tfdist.training.layers.data_errors import check_text_labels, explain_value_error
 
 _BATCH_ROWS = 64
 _ACCURACY = re.compile(r"(.*[^a-z])?(acc|accuracy)[^a-z]*", re.IGNORECASE)
@@ -125,10 +127,20 @@ def metrics(model: PlainModel, rows: Rows, outputs: dict[str, np.ndarray]) -> di
 
     Args:
         outputs: name -> array [rows, ...].
+
+    Raises:
+        DataError: labels that the model's loss or metrics do not take.
     """
     if rows.y is None:
         return {}
-    values = _compiled_metrics(model, rows, outputs)
+    try:
+        values = _compiled_metrics(model, rows, outputs)
+    except (ValueError, TypeError, tf.errors.OpError) as error:
+        raise explain_value_error(error, model.keras) or DataError(
+            "labels must be such as the model's loss and metrics take",
+            received=f"an error: {first_line(error)}",
+            mend="Give the data that the model was trained on",
+        ) from error
     if not _accuracies(values):
         accuracy = _top_1(rows.y, outputs)
         if accuracy is not None:
@@ -142,6 +154,7 @@ def _compiled_metrics(
     judge = model.keras
     if compiled_loss(judge) is None:
         return {}
+    check_text_labels(judge, rows.y)
     judge.reset_metrics()
     for start in range(0, len(rows), _BATCH_ROWS):
         part = slice(start, start + _BATCH_ROWS)

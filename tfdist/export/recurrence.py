@@ -54,7 +54,8 @@ def without_state(model: PlainModel) -> PlainModel:
 
 def unrolled(model: PlainModel) -> PlainModel:
     """Returns the model with the steps of recurrent layers one behind the other."""
-    return replace(model, keras=whole_copy(model.keras, clone_function=_visitor(_unrolled)))
+    visit = _visitor(lambda rnn: type(rnn).from_config(rnn.get_config() | {"unroll": True}))
+    return replace(model, keras=whole_copy(model.keras, clone_function=visit))
 
 
 def refuse_state(content: bytes, name: str) -> None:
@@ -92,7 +93,3 @@ def _as_loop(layer: tf.keras.layers.RNN) -> tf.keras.layers.RNN:
     # An LSTM's configuration is that of its cell, and of the loop around it.
     cell = tf.keras.layers.LSTMCell.from_config(layer.cell.get_config())
     return tf.keras.layers.RNN(cell, **{key: config[key] for key in _OF_RNN if key in config})
-
-
-def _unrolled(layer: tf.keras.layers.RNN) -> tf.keras.layers.RNN:
-    return type(layer).from_config(layer.get_config() | {"unroll": True})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,13 @@ from tfdist.errors import ExportError
 from tfdist.export.latency import Benchmark
 from tfdist.export.layers import ROUNDING, LayerError
 from tfdist.export.parity import Parity
+from tfdist.records import report_text
 from tfdist.records.report_text import table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _LAYERS_SHOWN = 5
-_WIDTH = 120
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,9 @@ class Report:
             mark = "written" if candidate.quantization == self.chosen else ""
             if candidate.problem is not None:
                 mark = "impossible" if candidate.bytes is None else "refused"
-            cells = ["", ""] if candidate.bytes is None else _size(candidate, self.float_bytes)
+            size, cells = candidate.bytes, ["", ""]
+            if size is not None:
+                cells = [f"{size:,}", f"{size / self.float_bytes:.1%}"]
             table.add_row(candidate.quantization, *cells, *_parity(candidate.parity), mark)
         return table
 
@@ -140,18 +141,8 @@ class ParityError(ExportError):
 
 def as_text(tables: Iterable[Table], lines: Iterable[str] = ()) -> str:
     """Returns tables, and lines below them, as plain text."""
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, markup=False)
-    for table in tables:
-        console.print(table)
-    text = [line.rstrip() for line in console.file.getvalue().splitlines()]
-    return "\n".join([*text, *lines])
-
-
-def _size(candidate: Candidate, float_bytes: int) -> list[str]:
-    assert candidate.bytes is not None
-    return [f"{candidate.bytes:,}", f"{candidate.bytes / float_bytes:.1%}"]
+    text = report_text.as_text(*tables).splitlines()
+    return "\n".join([*(line.rstrip() for line in text), *lines])
 
 
 def _parity(parity: Parity | None) -> list[str]:

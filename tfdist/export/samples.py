@@ -59,7 +59,6 @@ def open_samples(
     *,
     samples: int,
     parity_samples: int,
-    seed: int = 0,
 ) -> Samples:
     """Reads records for the model's inputs.
 
@@ -69,17 +68,16 @@ def open_samples(
         inputs: of the model, name -> spec.
         samples: records to calibrate on, at most.
         parity_samples: records to judge on, at most.
-        seed: of the choice of records.
 
     Raises:
         DataError: no data there, none left, or not of the model's shapes. OptionError: fewer than
             one record wanted.
     """
-    for name, wanted in (("samples", samples), ("parity_samples", parity_samples)):
-        check_count(name, wanted)
+    check_count("samples", samples)
+    check_count("parity_samples", parity_samples)
     to_calibrate, to_judge, place = _choose(data)
-    calibration = _rows(to_calibrate, inputs, samples, seed)
-    return Samples(calibration, _rows(to_judge, inputs, parity_samples, seed + 1), place)
+    calibration = _rows(to_calibrate, inputs, samples, seed=0)
+    return Samples(calibration, _rows(to_judge, inputs, parity_samples, seed=1), place)
 
 
 def _choose(data: Any) -> tuple[Records, Records, str]:
@@ -89,11 +87,8 @@ def _choose(data: Any) -> tuple[Records, Records, str]:
         first = next(iter(splits))
         calibrate = next((name for name in _TO_CALIBRATE if name in splits), first)
         judge = next((name for name in _TO_JUDGE if name in splits), first)
-        return (
-            open_records(folder / calibrate),
-            open_records(folder / judge),
-            f"{data}/{judge}",
-        )
+        both = open_records(folder / calibrate), open_records(folder / judge)
+        return *both, f"{data}/{judge}"
     records = open_records(data)
     return records, records, str(data) if isinstance(data, (str, Path)) else "the given records"
 

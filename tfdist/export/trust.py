@@ -18,8 +18,10 @@ import h5py
 import tensorflow as tf
 
 from tfdist.compat import is_keras
+from tfdist.compat.keras import UNREADABLE
 from tfdist.errors import ModelError, read_json
 
+FILES = "a .keras or .h5 file, or the folder of a SavedModel, that Keras wrote"
 # A description of a model is text: more than this is no description.
 _MOST_BYTES = 1 << 28
 _KINDS = (
@@ -73,8 +75,8 @@ def check(path: Path) -> None:
     if found is None and path.is_file():
         try:
             check_reads_no_others(path)
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-            raise _unreadable(path, error) from error
+        except UNREADABLE as error:
+            raise unreadable(path, error) from error
     if found is not None:
         raise ModelError(
             "a model file must not run code of its own when it is loaded",
@@ -154,25 +156,24 @@ def _from_archive(path: Path) -> bytes:
     try:
         with zipfile.ZipFile(path) as archive, archive.open("config.json") as member:
             return member.read(_MOST_BYTES)
-    except (OSError, KeyError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise _unreadable(path, error) from error
+    except UNREADABLE as error:
+        raise unreadable(path, error) from error
 
 
 def _from_hdf5(path: Path) -> list[bytes]:
     try:
         with h5py.File(path) as file:
             texts = [file.attrs.get(name) for name in ("model_config", "training_config")]
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise _unreadable(path, error) from error
+    except UNREADABLE as error:
+        raise unreadable(path, error) from error
     return [text.encode() if isinstance(text, str) else bytes(text) for text in texts if text]
 
 
-def _unreadable(path: Path, error: Exception) -> ModelError:
-    return ModelError(
-        f"{path} must be a model that Keras can load",
-        received=f"an error: {' '.join(str(error).split())[:200]}",
-        mend="Give a .keras or .h5 file, or the folder of a SavedModel, that Keras wrote",
-    )
+def unreadable(path: object, error: Exception, mend: str = f"Give {FILES}") -> ModelError:
+    """The error for a file of a model that cannot be loaded."""
+    reason = " ".join(str(error).split())[:200]
+    rule = f"{path} must be a model that Keras can load"
+    return ModelError(rule, received=f"an error: {reason}", mend=mend)
 
 
 def _in_description(text: bytes) -> Iterator[str]:

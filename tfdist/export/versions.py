@@ -10,7 +10,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -191,7 +191,8 @@ def _largest_difference(plain: PlainModel, rows: Rows, written: Path) -> float:
     """
     import tensorflow as tf
 
-    expected = {name: values.numpy() for name, values in plain(_as_inputs(plain, rows)).items()}
+    inputs = {name: tf.constant(rows.x[name]) for name in plain.inputs}
+    expected = {name: values.numpy() for name, values in plain(inputs).items()}
     loaded = tf.saved_model.load(str(written))
     answers = []
     for signature, inputs in read_warmup(written / WARMUP):
@@ -227,12 +228,6 @@ def _difference(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         difference = np.abs(found - expected) / np.maximum(1, np.abs(expected))
     return np.where(are_equal, 0.0, np.where(np.isfinite(difference), difference, np.inf))
-
-
-def _as_inputs(plain: PlainModel, rows: Rows) -> dict[str, Any]:
-    import tensorflow as tf
-
-    return {name: tf.constant(rows.x[name]) for name in plain.inputs}
 
 
 def _write_config(config: Path, place: Path) -> None:

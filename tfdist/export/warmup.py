@@ -13,44 +13,23 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.records.format.message_classes import message_classes
+
 #: Below the folder of a version.
 WARMUP = "assets.extra/tf_serving_warmup_requests"
-_PACKAGE = "tfdist.serving"
 # The fields that are written; a TensorProto is held as its bytes, which are the same in a file.
 _MESSAGES = {
-    "ModelSpec": (("name", 1, "string"), ("signature_name", 3, "string")),
-    "Input": (("key", 1, "string"), ("value", 2, "bytes")),
-    "PredictRequest": (("model_spec", 1, "ModelSpec"), ("inputs", 2, "repeated Input")),
-    "PredictLog": (("request", 1, "PredictRequest"),),
-    "PredictionLog": (("predict_log", 6, "PredictLog"),),
+    "ModelSpec": "string name 1, string signature_name 3",
+    "Input": "string key 1, bytes value 2",
+    "PredictRequest": "ModelSpec model_spec 1, repeated Input inputs 2",
+    "PredictLog": "PredictRequest request 1",
+    "PredictionLog": "PredictLog predict_log 6",
 }
 
 
 @functools.cache
 def _messages() -> dict[str, Any]:
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    kinds = descriptor_pb2.FieldDescriptorProto
-    scalars = {"string": kinds.TYPE_STRING, "bytes": kinds.TYPE_BYTES}
-    file = descriptor_pb2.FileDescriptorProto(
-        name="tfdist/serving.proto", package=_PACKAGE, syntax="proto3"
-    )
-    for message, fields in _MESSAGES.items():
-        made = file.message_type.add(name=message)
-        for name, number, text in fields:
-            kind = text.removeprefix("repeated ")
-            label = kinds.LABEL_OPTIONAL if kind == text else kinds.LABEL_REPEATED
-            added = made.field.add(name=name, number=number, label=label)
-            if kind in scalars:
-                added.type = scalars[kind]
-            else:
-                added.type, added.type_name = kinds.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-        for name in _MESSAGES
-    }
+    return message_classes("tfdist.serving", _MESSAGES)
 
 
 def write_warmup(

@@ -254,13 +254,8 @@ def _share_of_this_machine(core: Device, per_host: int) -> Device:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Returns a table. Raises DataError: not of this form."""
     value = read_yaml(path)
-    _check(value, path)
-    return value
-
-
-def _check(value: Any, path: Path) -> None:
-    """Raises DataError: not a table of this form."""
 
     def refuse(where: str, received: object, rule: str) -> None:
         raise DataError(
@@ -291,6 +286,7 @@ def _check(value: Any, path: Path) -> None:
                 received = ", ".join(map(str, row)) or "none"
                 refuse(f"{part}.{name}", received, f"have the fields {known_fields}")
             _check_numbers(f"{part}.{name}", row, refuse)
+    return value
 
 
 def _check_numbers(where: str, row: Mapping[str, Any], refuse: Any) -> None:

@@ -130,12 +130,12 @@ def _sources(cluster: Cluster, speed: Speed, measured: str | None, one: Needs | 
 
 
 def _row(row: Row, batch: int) -> dict[str, Any]:
-    named = {"strategy": row.candidate.strategy, "options": dict(row.candidate.options)}
+    asked = row.candidate
+    named = {"strategy": asked.strategy, "options": dict(asked.options), "devices": asked.devices}
     if row.needs is None:
-        return {**named, "devices": row.candidate.devices, "refusal": row.refusal}
+        return {**named, "refusal": row.refusal}
     return {
         **named,
-        "devices": row.candidate.devices,
         "peak_bytes": row.peak,
         "room_bytes": row.room,
         "fits": row.fits,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tfdist.planning.candidates import Candidate
@@ -94,7 +93,8 @@ def scale(needs: Needs, cluster: Cluster, rows: int, speed: Speed, several: str)
 
     counts = [2**power for power in range(MOST.bit_length())]
     last, before = 1, 1.0
-    for devices in _whole_hosts(cluster.per_host):
+    per_host = cluster.per_host
+    for devices in [*range(2, per_host + 1), *range(2 * per_host, MOST + 1, per_host)]:
         if devices > rows:
             break
         speed_up = one / seconds(devices, rows)
@@ -102,8 +102,3 @@ def scale(needs: Needs, cluster: Cluster, rows: int, speed: Speed, several: str)
             break
         last, before = devices, speed_up
     return Scaling(tuple(point(count) for count in counts), last)
-
-
-def _whole_hosts(per_host: int) -> Iterator[int]:
-    yield from range(2, per_host + 1)
-    yield from range(2 * per_host, MOST + 1, per_host)

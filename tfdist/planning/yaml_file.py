@@ -28,7 +28,11 @@ class _Loader(yaml.SafeLoader):
 
 def load(text: str) -> Any:
     """Returns what YAML holds. Raises yaml.YAMLError: it is none, or has a key twice."""
-    return _Loader(text).get_single_data()
+    try:
+        return _Loader(text).get_single_data()
+    except (ValueError, LookupError, AttributeError) as error:
+        # What looks like a date, or is said to be a number, and is none: 2024-02-30.
+        raise yaml.YAMLError(f"a value that cannot be: {error}") from None
 
 
 def read_yaml(path: Path) -> Any:

@@ -28,12 +28,8 @@ class RefusedError(Exception):
         self.status, self.headers = status, headers
 
 
-class UnavailableError(Exception):
-    """A request that cannot be answered now: a status of HTTP and a line."""
-
-    def __init__(self, status: int, text: str):
-        super().__init__(text)
-        self.status = status
+class UnavailableError(RefusedError):
+    """A request that cannot be answered now."""
 
 
 @dataclass(frozen=True)

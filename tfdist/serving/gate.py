@@ -11,6 +11,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -32,16 +33,21 @@ _TOLERANCE = 1e-5
 _WAIT_S = 120.0
 
 
-def prepare(served: Served, count: int, folder: Path) -> str | None:
-    """Writes what a server is to be asked.
+def prepare(served: Served, count: int, folder: Path, tell: Callable[[str], None]) -> bool:
+    """Writes what a server is to be asked. Returns whether there is something to compare.
 
     Args:
-        count: of the records, at most.
+        count: of the records, at most; 0: none.
         folder: an empty one.
-
-    Returns:
-        Why there is nothing to compare; None where there is.
+        tell: is told in one line why nothing is compared.
     """
+    why = "--check 0" if count == 0 else _prepare(served, count, folder)
+    if why is not None:
+        tell(f"nothing was compared with `tfdist predict`: {why}")
+    return why is None
+
+
+def _prepare(served: Served, count: int, folder: Path) -> str | None:
     if served.trained_on is None:
         return "the shards of the training are not known"
     manifest = load_manifest(served.trained_on)

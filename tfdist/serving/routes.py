@@ -20,13 +20,7 @@ from starlette.responses import JSONResponse, Response
 from tfdist.records.format.schema import STRING
 from tfdist.records.writing.instances import InstanceError, Limits, records_of
 from tfdist.serving import answers, openapi
-from tfdist.serving.bodies import (
-    RefusedError,
-    UnavailableError,
-    asked_in,
-    example,
-    read_body,
-)
+from tfdist.serving.bodies import RefusedError, asked_in, example, read_body
 from tfdist.serving.served import Served
 
 if TYPE_CHECKING:  # For others bring requests, too, where there is no LitServe.
@@ -100,9 +94,8 @@ class Routes:
             try:
                 self._check_token(request)
                 return await endpoint(request)
-            except (RefusedError, UnavailableError) as error:
-                headers = getattr(error, "headers", None)
-                return JSONResponse({"error": str(error)}, error.status, headers)
+            except RefusedError as error:
+                return JSONResponse({"error": str(error)}, error.status, error.headers)
 
         return guarded
 
@@ -228,7 +221,7 @@ class ServerRoutes(Routes):
             response = await super()._predict(request)
             status = response.status_code
             return response
-        except (RefusedError, UnavailableError) as error:
+        except RefusedError as error:
             status = error.status
             raise
         finally:

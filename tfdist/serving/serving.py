@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.compat import follow_program
-from tfdist.errors import OptionError, RankFailedError, TfdistError, package_missing
+from tfdist.errors import OptionError, RankFailedError, TfdistError, extra_module
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.cache import scratch_folder
 from tfdist.runs import ranks
@@ -72,10 +72,7 @@ def carry_out(
         TfdistError: a mistake of the user's, or a server that answers otherwise than predict.
         RankFailedError: the server failed.
     """
-    try:
-        import litserve  # noqa: F401
-    except ImportError as error:
-        raise package_missing("litserve", "a server", "serve", error) from None
+    extra_module("litserve", "litserve", "a server", "serve")
     check_divides(how.strategy, how.options)
     if how.token_file is not None:
         read_token(how.token_file)
@@ -89,11 +86,9 @@ def carry_out(
         # So that replicas which start later have the model that went through the gate.
         first = replace(served, weights=watched.place_of(folder, 1, served.file))
         mark = watched.copy(served.file, first.weights)
-        why = "--check 0" if how.check == 0 else gate.prepare(first, how.check, folder)
-        if why is None:
+        is_compared = gate.prepare(first, how.check, folder, tell)
+        if is_compared:
             _expect(first, folder)
-        else:
-            tell(f"nothing was compared with `tfdist predict`: {why}")
         config = {
             **vars(how),
             "scaling": vars(how.scaling),
@@ -103,7 +98,7 @@ def carry_out(
             "watch": how.watch and os.path.abspath(how.watch),
             "mark": mark,
             "token_file": how.token_file and os.path.abspath(how.token_file),
-            "gate": None if why else str(folder),
+            "gate": str(folder) if is_compared else None,
         }
         where = Where(strategy="single", options={}, stall_timeout_s=None)
         ranks.run(_PROGRAM, config, where, on_event)

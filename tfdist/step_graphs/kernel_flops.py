@@ -12,12 +12,9 @@ if TYPE_CHECKING:
 _Shape = tuple[int, ...]
 _MATRIX = ("MatMul", "_FusedMatMul")
 _BATCHED = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedBatchMatMulV2")
-# Convolutions, forward and backward, whose cost is that of the forward one: kind -> where its
-# output and its kernel stand, as (is an output of the operation, number).
+# Convolutions; one backward costs as much as the forward one.
 _FORWARD = ("Conv2D", "Conv3D", "_FusedConv2D", "_FusedConv3D", "DepthwiseConv2dNative")
 _FORWARD += ("_FusedDepthwiseConv2dNative",)
-_BACK_TO_INPUT = "BackpropInput"
-_BACK_TO_KERNEL = "BackpropFilter"
 
 
 def flops_of(operation: Operation, inputs: Sequence[_Shape]) -> float:
@@ -37,9 +34,9 @@ def flops_of(operation: Operation, inputs: Sequence[_Shape]) -> float:
         return _of_einsum(operation.attributes["equation"].decode(), inputs)
     if kind in _FORWARD:
         return _of_convolution(operation.shapes[0], inputs[1], kind)
-    if _BACK_TO_INPUT in kind:
+    if "BackpropInput" in kind:
         return _of_convolution(inputs[2], inputs[1], kind)
-    if _BACK_TO_KERNEL in kind:
+    if "BackpropFilter" in kind:
         return _of_convolution(inputs[2], operation.shapes[0], kind)
     return 0.0
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tfdist.errors import OptionError, read_json
-from tfdist.topology import aws, elastic, slurm
+from tfdist.topology import aws, slurm
 from tfdist.topology.values import whole
 
 
@@ -69,6 +69,7 @@ class Topology:
 #: Names the variable with the secret of a cluster, the same for all its ranks.
 SECRET = "TFDIST_SECRET"
 
+_ELASTIC, _ELASTIC_WORKERS = "HOROVOD_ELASTIC", "TFDIST_ELASTIC_WORKERS"
 _LAUNCHERS = {
     "gloo": ("HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     "mpi": (
@@ -93,8 +94,8 @@ def from_environ(environ: Mapping[str, str]) -> Topology:
 def _place(environ: Mapping[str, str]) -> Topology:
     if environ.get("TF_CONFIG"):
         return _from_tf_config(environ["TF_CONFIG"])
-    if elastic.is_worker(environ):
-        return Topology(launcher="gloo", **elastic.place(environ))
+    if environ.get(_ELASTIC):
+        return _elastic(environ)
     for launcher, names in _LAUNCHERS.items():
         if names[0] in environ:
             return _from_launcher(environ, launcher, *names)
@@ -124,7 +125,7 @@ def alone(environ: Mapping[str, str]) -> dict[str, str]:
 
 def without_places(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns ``environ`` without what a rank would take for its place before MPI's or Gloo's."""
-    marks = ["TF_CONFIG", *elastic.MARKS, *(names[0] for names in _LAUNCHERS.values())]
+    marks = ["TF_CONFIG", _ELASTIC, *(names[0] for names in _LAUNCHERS.values())]
     return {name: value for name, value in environ.items() if name not in marks}
 
 
@@ -155,6 +156,32 @@ def _from_launcher(
             mend=f"Give each process a {rank} of its own, from 0 to {place.world_size - 1}",
         )
     return place
+
+
+def _elastic(environ: Mapping[str, str]) -> Topology:
+    """Returns the place of a worker in an elastic Horovod job, as tfdist's driver tells it.
+
+    Each slot is a host to Horovod there, so the driver tells which it is of its real host.
+    """
+    if not environ.get(_ELASTIC_WORKERS):
+        raise OptionError(
+            "an elastic job must be started by tfdist, which keeps its batches the same",
+            received=f"{_ELASTIC} without {_ELASTIC_WORKERS}",
+            mend="Start it with tfdist launch --workers 2 --min-workers 1 -- python script.py",
+        )
+    workers = whole(environ, _ELASTIC_WORKERS, at_least=1)
+    words, _, orders = environ["TFDIST_DRIVER"].partition(",")
+    joins = "HOROVOD_SIZE" not in environ  # Without a rank before it does.
+    return Topology(
+        local_rank=whole(environ, "TFDIST_LOCAL_RANK"),
+        local_size=workers,
+        elastic_workers=workers,
+        driver=(int(words), int(orders)),
+        kept=environ["TFDIST_KEPT"],
+        world_size=workers + 1 if joins else whole(environ, "HOROVOD_SIZE", at_least=1),
+        rank=workers if joins else whole(environ, "HOROVOD_RANK"),
+        launcher="gloo",
+    )
 
 
 def _from_addresses(
@@ -223,6 +250,8 @@ def _from_tf_config(text: str) -> Topology:
         if not all(isinstance(address, str) for _, address in tasks):
             raise TypeError("addresses are texts")
         role, index = config["task"]["type"], int(config["task"]["index"])
+        if index < 0 or len({address for _, address in tasks}) < len(tasks):
+            raise ValueError("two tasks would have one place")
         rank = tasks.index((role, cluster[role][index]))
     except _NO_CONFIG as error:
         raise OptionError(

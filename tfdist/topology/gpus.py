@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import subprocess
 from pathlib import Path
 
 from tfdist.errors import EngineMissingError, OptionError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_GPU = re.compile(r"\d+|(GPU|MIG)-.+", re.ASCII)
 # The driver wakes GPUs that sleep.
 _TIMEOUT_S = 60
 
@@ -17,8 +20,9 @@ def visible_gpus() -> list[str]:
     """Returns their names, as ``CUDA_VISIBLE_DEVICES`` takes them."""
     told = os.environ.get(VISIBLE)
     if told is not None:
-        names = [name.strip() for name in told.split(",") if name.strip()]
-        return [] if "-1" in names else names
+        # As CUDA reads it: what is no GPU, as -1 or Slurm's NoDevFiles, ends the list.
+        names = (name.strip() for name in told.split(","))
+        return list(itertools.takewhile(_GPU.fullmatch, names))
     count = sum(path.name[6:].isdecimal() for path in Path("/dev").glob("nvidia[0-9]*"))
     return [str(number) for number in range(count)]
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from tfdist.topology.ports import addresses, first_port
 from tfdist.topology.values import whole, wrong
@@ -83,7 +84,7 @@ def expand_hosts(text: str) -> list[str]:
         ValueError: not of that form.
     """
     hosts: list[str] = []
-    for part in _outside_brackets(text):
+    for part in re.split(r",(?![^\[]*\])", text.strip()):  # Not at commas within brackets.
         pieces = re.findall(r"\[[^\[\]]+\]|[^\[\]\s]+", part)
         if not part or "".join(pieces) != part:
             raise ValueError(part)
@@ -114,10 +115,6 @@ def _step(environ: Mapping[str, str]) -> int:
     return whole(environ, name) if environ.get(name) else 0
 
 
-def _outside_brackets(text: str) -> list[str]:
-    return re.split(r",(?![^\[]*\])", text.strip())
-
-
 def _expand_ranges(text: str) -> list[str]:
     numbers: list[str] = []
     for part in text.split(","):
@@ -137,22 +134,13 @@ def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 
 def _hosts_of_ranks(environ: Mapping[str, str], size: int) -> list[str]:
-    nodes_name = _first(environ, _NODES)
-    try:
-        nodes = expand_hosts(environ.get(nodes_name, ""))
-    except ValueError as error:
-        raise wrong(
-            f"{nodes_name} must list hosts as node[01-03,07],other", environ, nodes_name
-        ) from error
+    nodes_name, counts_name = _first(environ, _NODES), _first(environ, _COUNTS)
+    rule = f"{nodes_name} must list hosts as node[01-03,07],other"
+    nodes = _expanded(environ, nodes_name, expand_hosts, rule)
     if len(nodes) == 1:
         return nodes * size
-    counts_name = _first(environ, _COUNTS)
-    try:
-        counts = expand_counts(environ.get(counts_name, ""))
-    except ValueError as error:
-        raise wrong(
-            f"{counts_name} must list the tasks of each node as 2(x3),1", environ, counts_name
-        ) from error
+    rule = f"{counts_name} must list the tasks of each node as 2(x3),1"
+    counts = _expanded(environ, counts_name, expand_counts, rule)
     if len(counts) != len(nodes) or sum(counts) != size:
         raise wrong(
             f"{counts_name} must tell the tasks of {len(nodes)} nodes, {size} in all",
@@ -161,6 +149,15 @@ def _hosts_of_ranks(environ: Mapping[str, str], size: int) -> list[str]:
             mend="Start the tasks with one srun, without the parts of a heterogeneous job",
         )
     return list(_dealt(environ, nodes, counts))
+
+
+def _expanded(
+    environ: Mapping[str, str], name: str, expand: Callable[[str], list[Any]], rule: str
+) -> list[Any]:
+    try:
+        return expand(environ.get(name, "").strip())
+    except ValueError as error:
+        raise wrong(rule, environ, name) from error
 
 
 def _dealt(environ: Mapping[str, str], nodes: list[str], counts: list[int]) -> Iterator[str]:
@@ -200,10 +197,8 @@ def _check_own_place(environ: Mapping[str, str], hosts: list[str], rank: int) ->
 
 
 def _with_reserved_ports(environ: Mapping[str, str], hosts: list[str]) -> tuple[str, ...]:
-    try:
-        ports = [int(port) for port in _expand_ranges(environ[_PORTS].strip())]
-    except ValueError as error:
-        raise wrong(f"{_PORTS} must list ports as 12000-12003", environ, _PORTS) from error
+    rule = f"{_PORTS} must list ports as 12000-12003"
+    ports = _expanded(environ, _PORTS, _expand_ranges, rule)
     most = max(hosts.count(host) for host in set(hosts))
     if len(ports) < most:
         raise wrong(

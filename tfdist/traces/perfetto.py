@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import OptionError, cannot_write
-from tfdist.traces import horovod_timeline
+from tfdist.errors import DataError, OptionError, cannot_write, read_json
 from tfdist.traces.rank import Operations, RankTrace
 from tfdist.traces.report import Report
 from tfdist.traces.shares import PARTS, parts_of
+
+# In the file: processes of the ranks come before those of Horovod's timeline.
+_FIRST_TENSOR = 1_000_000
 
 
 def check(path: str | os.PathLike) -> None:
@@ -52,7 +54,7 @@ def write(report: Report, path: Path) -> list[str]:
         with gzip.open(partial, "wt", encoding="utf-8") as file:
             file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
             separator = ""
-            own = horovod_timeline.events(report, Path(timeline)) if timeline else ()
+            own = _of_horovod(report, Path(timeline)) if timeline else ()
             for event in itertools.chain(_events(report), own):
                 file.write(separator + json.dumps(event))
                 separator = ",\n"
@@ -127,3 +129,50 @@ def _lanes(times: np.ndarray) -> np.ndarray:
         free[lane] = ended
         lanes[index] = lane
     return lanes
+
+
+def _of_horovod(report: Report, path: Path) -> Iterator[dict[str, Any]]:
+    """Yields what Horovod's own timeline has of the traced steps, on the clock of the report.
+
+    Rank 0 writes it for all (HOROVOD_TIMELINE), on its clock, for the whole training: what is
+    negotiated, and when. A tensor is a process in it.
+
+    Raises:
+        DataError: there is none, or it is damaged.
+    """
+    clock_us = report.traces[0].clock_ns / 1000
+    begun = report.begun_ns / 1000
+    ended = report.traces[0].ended / 1000
+    try:
+        own = _read(path)
+        start = next(own)["args"]["start_time_since_epoch_in_micros"] - clock_us - begun
+        # An event that ends names no begin: of each process it is the last one that began.
+        open_in: dict[int, int] = {}
+        for event in own:
+            moved = event | {"pid": _FIRST_TENSOR + event["pid"]}
+            if event["ph"] == "M":
+                if "name" in event["args"]:
+                    moved["args"] = {"name": f"Horovod: {event['args']['name']}"}
+                yield moved
+                continue
+            moved["ts"] = event["ts"] + start
+            is_end = event["ph"] == "E"
+            depth = open_in.get(event["pid"], 0)
+            if depth if is_end else 0 <= moved["ts"] <= ended - begun:
+                open_in[event["pid"]] = depth + {"B": 1, "E": -1}.get(event["ph"], 0)
+                yield moved
+    except (OSError, ValueError, LookupError, TypeError, StopIteration) as error:
+        raise DataError(
+            f"{path} must be the timeline that Horovod wrote beside this trace",
+            received=f"an error: {error or type(error).__name__}",
+            mend="Put it back, or trace the steps again without HOROVOD_TIMELINE",
+        ) from None
+
+
+def _read(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the events of a file, which has no end where a job was killed."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            text = line.strip().lstrip("[").rstrip("]").rstrip(",")
+            if text:
+                yield from read_json(f"[{text}]")

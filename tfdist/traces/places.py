@@ -33,9 +33,12 @@ def notes_of(run: Path, rank: int) -> Path:
 
 def files_in(training: Path) -> list[str]:
     """Returns the files of the trace in the folder of a training, relative to it."""
-    run = run_of(training / FOLDER)
-    found = sorted(run.iterdir()) if run.is_dir() else []
-    return [str(path.relative_to(training)) for path in found if _NAME.fullmatch(path.name)]
+    return [str(path.relative_to(training)) for path in sorted(_own_in(run_of(training / FOLDER)))]
+
+
+def _own_in(run: Path) -> list[Path]:
+    found = run.iterdir() if run.is_dir() else ()
+    return [path for path in found if _NAME.fullmatch(path.name)]
 
 
 def is_ours(name: str) -> bool:
@@ -63,9 +66,8 @@ def remove_all(folder: Path) -> None:
     """Removes the trace in ``folder``, and the folders that nothing else is in."""
     remove_unfinished(folder)
     run = run_of(folder)
-    for path in list(run.iterdir()) if run.is_dir() else ():
-        if _NAME.fullmatch(path.name):
-            path.unlink(missing_ok=True)
+    for path in _own_in(run):
+        path.unlink(missing_ok=True)
     for place in (run, run.parent, run.parent.parent, folder):
         if place.is_dir() and not any(place.iterdir()):
             place.rmdir()
@@ -73,9 +75,7 @@ def remove_all(folder: Path) -> None:
 
 def move_all(folder: Path, to: Path) -> None:
     """Moves the trace in ``folder`` to another folder, where none is."""
-    run = run_of(folder)
-    for path in list(run.iterdir()) if run.is_dir() else ():
-        if _NAME.fullmatch(path.name):
-            run_of(to).mkdir(parents=True, exist_ok=True)
-            path.replace(run_of(to) / path.name)
+    for path in _own_in(run_of(folder)):
+        run_of(to).mkdir(parents=True, exist_ok=True)
+        path.replace(run_of(to) / path.name)
     remove_all(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, read_json
 from tfdist.records.buckets.urls import refuse_url
 from tfdist.traces import places, xplane
 
@@ -111,14 +110,8 @@ def read(folder: str | os.PathLike) -> list[RankTrace]:
     """
     refuse_url(folder, "a trace that is read")
     folder = Path(folder)
-    run = next(
-        (
-            run
-            for run in (places.run_of(folder / places.FOLDER), places.run_of(folder))
-            if places.notes_of(run, 0).is_file()
-        ),
-        None,
-    )
+    runs = map(places.run_of, (folder / places.FOLDER, folder))
+    run = next((run for run in runs if places.notes_of(run, 0).is_file()), None)
     if run is None:
         raise DataError(
             f"{folder} must be a training whose steps were traced",
@@ -131,7 +124,7 @@ def read(folder: str | os.PathLike) -> list[RankTrace]:
 def _notes(run: Path, rank: int) -> dict[str, Any]:
     path = places.notes_of(run, rank)
     try:
-        notes = json.loads(path.read_text())
+        notes = read_json(path.read_text(encoding="utf-8"))
         is_known = (
             notes["rank"] == rank
             and all(type(notes[name]) is int and notes[name] > 0 for name in ("ranks", "devices"))
@@ -140,11 +133,8 @@ def _notes(run: Path, rank: int) -> dict[str, Any]:
             and all(isinstance(name, str) for name in notes["layers"])
         )
     except FileNotFoundError:
-        raise DataError(
-            f"the trace must have a file of rank {rank}",
-            received=f"no {path}",
-            mend="Copy it from the host of that rank, or trace the steps again",
-        ) from None
+        mend = "Copy it from the host of that rank, or trace the steps again"
+        raise _lacking(path, rank, mend) from None
     except (OSError, ValueError, KeyError, TypeError):
         is_known = False
     if not is_known:
@@ -156,15 +146,15 @@ def _notes(run: Path, rank: int) -> dict[str, Any]:
     return notes
 
 
+def _lacking(path: Path, rank: int, mend: str) -> DataError:
+    return DataError(f"the trace must have a file of rank {rank}", received=f"no {path}", mend=mend)
+
+
 def _read_rank(run: Path, rank: int) -> RankTrace:
     notes = _notes(run, rank)
     path = places.events_of(run, rank)
     if not path.is_file():
-        raise DataError(
-            f"the trace must have a file of rank {rank}",
-            received=f"no {path}",
-            mend="Trace the steps again",
-        )
+        raise _lacking(path, rank, "Trace the steps again")
     reading = _Reading()
     clock_ns = 0
     with xplane.whole(path):

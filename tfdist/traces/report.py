@@ -7,12 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdist.traces import alignment
-from tfdist.traces.alignment import Meetings
+from tfdist.traces.alignment import Meetings, Straggler, met, straggler_of
 from tfdist.traces.operations import Longest, longest
 from tfdist.traces.rank import RankTrace, read
 from tfdist.traces.shares import Shares, shares_of
-from tfdist.traces.stragglers import Straggler, straggler_of
 
 # Strategies that compute where no trace is written.
 _NOT_TRACED = {
@@ -111,7 +109,7 @@ def report(folder: str | os.PathLike) -> Report:
         DataError: it has no trace, or files of it are missing or damaged.
     """
     traces = read(folder)
-    meetings = alignment.met(traces)
+    meetings = met(traces)
     return Report(
         folder=Path(folder),
         traces=traces,

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.format.message_classes import message_classes
 from tfdist.records.format.wire import DELIMITED, after, fields, varint
 
 _CHUNK = 2 << 20
@@ -209,45 +210,13 @@ def _parsed(kind: str, content: memoryview | bytes) -> Any:
 @functools.cache
 def messages() -> dict[str, Any]:
     """Returns the classes of the few messages and fields of xplane.proto that are read here."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(
-        name="tfdist/xplane.proto", package="tfdist.xplane", syntax="proto3"
-    )
-    scalars = {
-        "int64": kinds.TYPE_INT64,
-        "uint64": kinds.TYPE_UINT64,
-        "double": kinds.TYPE_DOUBLE,
-        "string": kinds.TYPE_STRING,
-        "bytes": kinds.TYPE_BYTES,
-    }
-    for message, listed in _MESSAGES.items():
-        made = file.message_type.add(name=message)
-        if message == "Stat":
-            made.oneof_decl.add(name="value")
-        for text in listed.split(", "):
-            kind, name, number = text.removeprefix("repeated ").split()
-            added = made.field.add(name=name, number=int(number), label=kinds.LABEL_OPTIONAL)
-            if text.startswith("repeated "):
-                added.label = kinds.LABEL_REPEATED
-            if kind in scalars:
-                added.type = scalars[kind]
-            else:
-                added.type, added.type_name = kinds.TYPE_MESSAGE, f".tfdist.xplane.{kind}"
-            if message == "Stat" and name != "metadata_id":
-                added.oneof_index = 0
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"tfdist.xplane.{name}"))
-        for name in _MESSAGES
-    }
+    return message_classes("tfdist.xplane", _MESSAGES)
 
 
 _MESSAGES = {
-    "Stat": "int64 metadata_id 1, double double_value 2, uint64 uint64_value 3, "
-    "int64 int64_value 4, string str_value 5, bytes bytes_value 6, uint64 ref_value 7",
+    "Stat": "int64 metadata_id 1, oneof double double_value 2, oneof uint64 uint64_value 3, "
+    "oneof int64 int64_value 4, oneof string str_value 5, oneof bytes bytes_value 6, "
+    "oneof uint64 ref_value 7",
     "Event": "int64 metadata_id 1, int64 offset_ps 2, int64 duration_ps 3, repeated Stat stats 4",
     "Line": "int64 id 1, string name 2, int64 timestamp_ns 3, repeated Event events 4",
     "EventMetadata": "int64 id 1, string name 2, string display_name 4",

@@ -9,17 +9,15 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tfdist.errors import DataError, OptionError, WriteError, cannot_write, read_json, spelt
+from tfdist.errors import OptionError, WriteError, cannot_write, read_json, spelt
 from tfdist.records.buckets.urls import refuse_url
 from tfdist.runs.files import replacing, write_json
 from tfdist.training.engine.folder_lock import FolderLock
 from tfdist.tuning import study
 from tfdist.tuning.request import Search
-
-if TYPE_CHECKING:
-    from tfdist.tuning.rows import TrialRow
+from tfdist.tuning.rows import TrialRow
 
 MARK = ".tfdist-search"
 
@@ -102,13 +100,9 @@ class SearchFolder:
                 mend=f"Add {spelt('resume', True)} to go on with it, or choose another",
             )
         try:
-            before = read_json(self.settings.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"{self.settings} must be as tfdist tune wrote it",
-                received=f"an error: {error}",
-                mend="Search anew in another folder",
-            ) from None
+            before = dict(read_json(self.settings.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise study.damaged(self.settings, error) from None
         # An earlier tfdist did not have all of them: what it did is the default.
         before = {each.name: each.default for each in dataclasses.fields(Search)} | before
         changed = [name for name in settings if before.get(name) != settings[name]]

@@ -21,18 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import LaunchError, OptionError, package_missing, spelt
+from tfdist.errors import LaunchError, OptionError, extra_module, spelt
 from tfdist.launch import programs
 from tfdist.topology.gpus import VISIBLE
 from tfdist.tuning import slots
-from tfdist.tuning.slots import Running, Slot
+from tfdist.tuning.slots import LONGEST_READ, Running, Slot
 
 ADDRESS = "RAY_ADDRESS"
 # An actor answers so often, whether its trial has told something or not, and hears signals between.
 _TURN_S = 1.0
 # Ray itself notices a lost node after 30 s. This is the limit of what it does not notice.
 _SILENCE_S = 120.0
-_LONGEST_READ = 1 << 16
 _KNOCK_S = 10.0
 
 
@@ -67,11 +66,7 @@ def connected(start_timeout_s: float) -> Iterator[Cluster]:
 
 def imported() -> Any:
     """Returns Ray. Raises EngineMissingError: it is not installed."""
-    try:
-        import ray
-    except ImportError as error:
-        raise package_missing("ray", "trials on a Ray cluster", "ray", error) from None
-    return ray
+    return extra_module("ray", "ray", "trials on a Ray cluster", "ray")
 
 
 def _connect(ray: Any, address: str | None) -> None:
@@ -112,7 +107,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 class Cluster:
-    """A cluster that this process is connected to, as ``Searching`` uses a place of trials."""
+    """A cluster that this process is connected to, as ``Searching`` uses ``slots`` of a machine."""
 
     def __init__(self, ray: Any, start_timeout_s: float):
         self._ray = ray
@@ -123,17 +118,15 @@ class Cluster:
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         return shares(nodes, parallel, workers)
 
-    def start(
-        self, number: int, module: str, request: dict[str, Any], slot: Share, log: Path
-    ) -> Running:
-        """Starts ``python -m module REQUEST`` on a node, see ``slots.start``."""
+    def start(self, number: int, request: dict[str, Any], slot: Share, log: Path) -> Running:
+        """Starts a process of a trial on a node, see ``slots.start``."""
         environ = programs.exported(os.environ)
         environ.pop(VISIBLE, None)  # Ray says which of a node's GPUs these are.
         of_node = self._ray.remote(
             num_cpus=slot.cpus, num_gpus=slot.gpus, runtime_env={"env_vars": environ}
         )
         actor = of_node(Starter).remote()
-        asked = (number, module, request, os.getcwd(), str(log.absolute()))
+        asked = (number, request, os.getcwd(), str(log.absolute()))
         return Running(number, slot, OnNode(self._ray, actor, asked, self._start_timeout_s))
 
 
@@ -172,16 +165,14 @@ class Starter:
     Ray calls its methods one after the other on its main thread, which the process ends with.
     """
 
-    def begin(
-        self, number: int, module: str, request: dict[str, Any], folder: str, log: str
-    ) -> str | None:
+    def begin(self, number: int, request: dict[str, Any], folder: str, log: str) -> str | None:
         """Starts the process in ``folder``; returns why not."""
         if not os.path.isdir(folder) or not os.path.isdir(os.path.dirname(log)):
             return f"{os.uname().nodename} does not have {folder}, or {os.path.dirname(log)}"
         os.chdir(folder)
         # Ray blocks it in what it starts, and a process that is started has it so, too.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        self._running = slots.start(number, module, request, Slot(), Path(log))
+        self._running = slots.start(number, request, Slot(), Path(log))
         return None
 
     def hear(self) -> bytes | int:
@@ -189,7 +180,7 @@ class Starter:
         told = self._running.process.stdout
         if not select.select([told], [], [], _TURN_S)[0]:
             return b""
-        return os.read(told.fileno(), _LONGEST_READ) or self._running.process.wait()
+        return os.read(told.fileno(), LONGEST_READ) or self._running.process.wait()
 
     def send_signal(self, number: int) -> None:
         self._running.process.send_signal(number)
@@ -269,7 +260,7 @@ class OnNode:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not select.select([self.stdout], [], [], left)[0]:
                 raise subprocess.TimeoutExpired("a trial", timeout)
-            if not os.read(self.stdout.fileno(), _LONGEST_READ):
+            if not os.read(self.stdout.fileno(), LONGEST_READ):
                 return
 
 

@@ -19,7 +19,6 @@ from tfdist.runs.training import find_splits, training_config
 from tfdist.traces import wish
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import check_values, option
-from tfdist.tuning import written
 from tfdist.tuning.space import Space
 from tfdist.tuning.study import PRUNERS
 
@@ -236,7 +235,7 @@ class Request:
                 value = getattr(table, each.name)
                 if each.name != "options" and value != each.default:
                     key = each.name.removesuffix("_s").replace("_", "-")
-                    found[key] = written.as_read(each.name, value, split)
+                    found[key] = _as_read(each.name, value, split)
         if self.where.options:
             found["option"] = [f"{name}={value}" for name, value in self.where.options.items()]
         return found
@@ -250,3 +249,32 @@ def _of_trial(option: str, given: str, trial: str) -> str:
     if asked.folder is None:
         return given
     return str(replace(asked, folder=os.path.join(asked.folder, trial)))
+
+
+def _as_read(name: str, value: Any, split: str) -> Any:
+    """Returns the value of a setting of ``tfdist.train`` as its command takes it.
+
+    Args:
+        name: of the field of ``Settings``.
+        split: the shards that are trained on, which name classes.
+
+    Raises:
+        OptionError: the command cannot take it.
+    """
+    if name == "bucket_by_length" and not isinstance(value, bool):
+        raise OptionError(
+            "bucket_by_length of a search must be True, as tfdist train, which is to read "
+            "best.yaml, takes no bounds",
+            received=value,
+            mend="Write bucket_by_length=True, which has the most alike lengths share a batch",
+        )
+    if name == "augment" and not isinstance(value, str):
+        return ",".join(value)
+    if name == "callbacks":
+        return model_path.of(value, model_path.CALLBACKS)
+    if not isinstance(value, Mapping):
+        return value
+    if name == "class_weight":
+        return readable_again(value, split)
+    parts = monitors.watched(name, value)
+    return ",".join([parts.pop("monitor"), *(f"{key}={one}" for key, one in parts.items())])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import package_missing
+from tfdist.errors import extra_module
 from tfdist.runs.files import replacing
 from tfdist.tuning.folder import SearchFolder
 
@@ -73,10 +73,7 @@ def draw(study: Study, folder: Path, metric: str) -> list[Path]:
     """
     import warnings
 
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise package_missing("matplotlib", "charts", "plots", error) from None
+    pyplot = extra_module("matplotlib.pyplot", "matplotlib", "charts", "plots")
     from optuna.importance import PedAnovaImportanceEvaluator
     from optuna.visualization import matplotlib as drawing
 

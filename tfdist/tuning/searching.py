@@ -21,11 +21,9 @@ from tfdist.tuning import on_ray, slots
 from tfdist.tuning.folder import SearchFolder
 from tfdist.tuning.request import Request
 from tfdist.tuning.rows import STATES, TrialRow
-from tfdist.tuning.slots import Place, Running
+from tfdist.tuning.slots import Running
 from tfdist.tuning.space import TRAIN
 from tfdist.tuning.study import DEFINED, REASON, Study
-
-_TRIAL, _DEFINE = "tfdist.tuning.trial", "tfdist.tuning.define"
 
 
 class Searching:
@@ -70,13 +68,11 @@ class Searching:
         """
         trials = self._study.trials
         waiting = deque(each.number for each in trials if each.state.name == "RUNNING")
-        with self._placed() as self._place:
-            self._run_all(waiting)
-
-    def _placed(self) -> contextlib.AbstractContextManager[Place]:
+        place: Any = contextlib.nullcontext(slots)  # This machine, as that module has it.
         if self._request.search.on == "ray":
-            return on_ray.connected(self._request.where.start_timeout_s)
-        return contextlib.nullcontext(slots)
+            place = on_ray.connected(self._request.where.start_timeout_s)
+        with place as self._place:
+            self._run_all(waiting)
 
     def _run_all(self, waiting: deque[int]) -> None:
         search, workers = self._request.search, self._request.where.workers or 1
@@ -116,17 +112,15 @@ class Searching:
             return
         asked = {"in_shell": errors.in_shell}
         if request.space is None and DEFINED not in trial.user_attrs:
-            module = _DEFINE
             asked |= {"journal": str(self._folder.journal), "model": request.model}
             asked |= {"study": self._study.settings, "number": number}
         else:
-            module = _TRIAL
             target = next(rung for rung in request.rungs if rung > last)
             self._targets[number] = target
             asked |= {"configs": self._configs(number, target)}
             asked |= {"where": asdict(request.where), "max_restarts": request.max_restarts}
         self._on_change(self._row(number))
-        running = self._place.start(number, module, asked, slot, self._folder.log(number))
+        running = self._place.start(number, asked, slot, self._folder.log(number))
         self._running[number] = running
         selector.register(running.process.stdout, selectors.EVENT_READ, running)
 
@@ -145,11 +139,10 @@ class Searching:
         trial = self._study.trials[number]
         if trial.state.name == "RUNNING":
             return self._request.space.suggested(self._study.trial(number))
-        start = f"{TRAIN}."
-        of_model = {k: v for k, v in trial.params.items() if not k.startswith(start)}
-        return of_model, {
-            k[len(start) :]: trial.params[k] for k in trial.params if k not in of_model
-        }
+        start, chosen = f"{TRAIN}.", trial.params.items()
+        of_model = {name: value for name, value in chosen if not name.startswith(start)}
+        of_training = {k.removeprefix(start): v for k, v in chosen if k.startswith(start)}
+        return of_model, of_training
 
     def _folders(self, number: int) -> list[Path]:
         """Returns where a trial trains: one folder, or one for each fold."""
@@ -253,11 +246,8 @@ class Searching:
         }
 
     def _complete(self, number: int, value: float) -> None:
-        """Ends a trial that has come to its last epoch."""
-        if math.isfinite(value):
-            self._end(number, "COMPLETE", value)
-        else:  # Optuna takes no such value.
-            self._end(number, "PRUNED")
+        """Ends a trial that has come to its last epoch; Optuna takes finite values alone."""
+        self._end(number, *(("COMPLETE", value) if math.isfinite(value) else ("PRUNED",)))
 
     def _end(self, number: int, state: str, value: float | None = None) -> None:
         self._study.end(number, state, value)
@@ -265,21 +255,13 @@ class Searching:
 
     def _row(self, number: int) -> TrialRow:
         trial = self._study.trials[number]
-        epoch, value = trial.last_step, None
-        if epoch is not None:
-            value = trial.intermediate_values[epoch]
-        seen = self._seen.get(number)
+        epoch, seen = trial.last_step, self._seen.get(number)
+        value = trial.intermediate_values.get(epoch)
         if seen:
             epoch = max(seen)
             value = sum(seen[epoch]) / len(seen[epoch])
-        return TrialRow(
-            number,
-            STATES[trial.state.name],
-            epoch,
-            value,
-            dict(trial.params),
-            trial.user_attrs.get(REASON),
-        )
+        state, reason = STATES[trial.state.name], trial.user_attrs.get(REASON)
+        return TrialRow(number, state, epoch, value, dict(trial.params), reason)
 
 
 def _how_ended(code: int | None) -> str:

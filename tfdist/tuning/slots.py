@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tfdist.errors import OptionError, spelt
 from tfdist.launch import hosts, programs
@@ -21,7 +21,8 @@ from tfdist.topology.gpus import VISIBLE, visible_gpus
 # After SIGTERM the ranks have 20 s for a checkpoint, and 110 s where they write one: see
 # ``launch.supervisor``. After Ctrl-C they are ended at once.
 _SECONDS_TO_END = {signal.SIGTERM: 125.0, signal.SIGINT: 20.0}
-_LONGEST_READ = 1 << 16
+LONGEST_READ = 1 << 16
+_PROGRAM = "tfdist.tuning.trial"
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,6 @@ def divided(parallel: int, workers: int) -> list[Slot]:
     ]
 
 
-class Place(Protocol):
-    """Where trials run: this machine, as this module's functions have it, or ``on_ray.Cluster``."""
-
-    def divided(self, parallel: int, workers: int) -> list[Any]:
-        """Returns what each of so many trials at a time has for itself."""
-
-    def start(
-        self, number: int, module: str, request: dict[str, Any], slot: Any, log: Path
-    ) -> Running:
-        """Starts a process of a trial."""
-
-
 @dataclass
 class Running:
     """A process of a trial, which tells a JSON object a line on ``process.stdout``.
@@ -89,15 +78,15 @@ class Running:
 
     def events(self) -> list[dict[str, Any]] | None:
         """Returns what it has told since; None at its end."""
-        data = os.read(self.process.stdout.fileno(), _LONGEST_READ)
+        data = os.read(self.process.stdout.fileno(), LONGEST_READ)
         if not data:
             return None
         *lines, self._part = (self._part + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
 
-def start(number: int, module: str, request: dict[str, Any], slot: Slot, log: Path) -> Running:
-    """Starts ``python -m module REQUEST``, which ends when this process does.
+def start(number: int, request: dict[str, Any], slot: Slot, log: Path) -> Running:
+    """Starts the program of ``trial``, which ends when this process does.
 
     Args:
         log: what it prints is added to this file.
@@ -106,7 +95,7 @@ def start(number: int, module: str, request: dict[str, Any], slot: Slot, log: Pa
     request = request | {"parent": os.getpid(), "cpus": slot.cpus}
     with log.open("ab") as printed:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *programs.in_arguments(request)],
+            [sys.executable, "-m", _PROGRAM, *programs.in_arguments(request)],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

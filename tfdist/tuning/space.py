@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -122,18 +122,14 @@ def parsed(given: Any) -> Space:
                 received=repr(name),
                 mend="Write a name as Python has it, such as width",
             )
+    kinds = {each.name: each.type for each in fields(Settings)}
     return Space(
         {name: _values(name, value) for name, value in of_model.items()},
         {
-            name: _values(f"{TRAIN}.{name}", value, are_whole=_is_whole(name))
+            name: _values(f"{TRAIN}.{name}", value, are_whole=kinds[name].startswith("int"))
             for name, value in of_training.items()
         },
     )
-
-
-def _is_whole(option: str) -> bool:
-    """Whether the numbers that an option of the training takes are whole ones."""
-    return Settings.__dataclass_fields__[option].type.startswith("int")
 
 
 def _values(name: str, given: Any, *, are_whole: bool = False) -> Range | Choice:
@@ -153,7 +149,7 @@ def _values(name: str, given: Any, *, are_whole: bool = False) -> Range | Choice
     low, high = _number(given["low"]), _number(given["high"])
     flags = {"log": given.get("log", False), "int": are_whole or given.get("int", False)}
     kinds = (int,) if flags["int"] is True else (int, float)
-    are_numbers = all(type(end) in kinds and math.isfinite(end) for end in (low, high))
+    are_numbers = all(type(end) in kinds and abs(end) <= sys.float_info.max for end in (low, high))
     if not are_numbers or not all(isinstance(flag, bool) for flag in flags.values()):
         raise OptionError(
             f"{name} in a space must have numbers for low and high, whole ones where it counts",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import package_missing
+from tfdist.errors import DataError, extra_module
 
 if TYPE_CHECKING:
     import optuna
@@ -53,7 +53,7 @@ class Study:
         settings: what another process makes the same study with.
 
     Raises:
-        EngineMissingError: Optuna is not installed.
+        EngineMissingError: Optuna is not installed. DataError: the file is damaged.
     """
 
     def __init__(
@@ -64,23 +64,21 @@ class Study:
         from optuna.storages.journal import JournalFileBackend
 
         backend = JournalFileBackend(str(journal), _Lock(journal.with_suffix(".lock")))
-        self._storage = JournalStorage(backend)
         self._seed = seed
-        self.settings = {
-            "mode": mode,
-            "seed": seed,
-            "pruner": pruner,
-            "grace": grace,
-            "reduction": reduction,
-        }
-        with _quiet(optuna):
-            self.optuna = optuna.create_study(
-                storage=self._storage,
-                study_name=_NAME,
-                direction=f"{mode}imize",
-                load_if_exists=True,
-                pruner=_pruner(optuna, pruner, grace, reduction),
-            )
+        self.settings = {"mode": mode, "seed": seed, "pruner": pruner}
+        self.settings |= {"grace": grace, "reduction": reduction}
+        try:
+            self._storage = JournalStorage(backend)
+            with _quiet(optuna):
+                self.optuna = optuna.create_study(
+                    storage=self._storage,
+                    study_name=_NAME,
+                    direction=f"{mode}imize",
+                    load_if_exists=True,
+                    pruner=_pruner(optuna, pruner, grace, reduction),
+                )
+        except (ValueError, TypeError, LookupError) as error:
+            raise damaged(journal, error) from None
 
     @property
     def trials(self) -> list[optuna.trial.FrozenTrial]:
@@ -129,6 +127,15 @@ class Study:
         self.optuna.sampler = TPESampler(seed=seed, constant_liar=True)
 
 
+def damaged(path: Path, error: Exception) -> DataError:
+    """The error for a file of a search."""
+    return DataError(
+        f"{path} must be as tfdist tune wrote it",
+        received=f"an error: {error}",
+        mend="Search anew in another folder",
+    )
+
+
 def mend(journal: Path) -> None:
     """Removes a last line that was written in part, as by a process that was killed."""
     if journal.exists():
@@ -139,11 +146,7 @@ def mend(journal: Path) -> None:
 
 def imported() -> Any:
     """Returns Optuna. Raises EngineMissingError: it is not installed."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise package_missing("optuna", "a search for hyperparameters", "tune", error) from None
-    return optuna
+    return extra_module("optuna", "optuna", "a search for hyperparameters", "tune")
 
 
 def _pruner(optuna: Any, name: str, grace: int, reduction: int) -> optuna.pruners.BasePruner:

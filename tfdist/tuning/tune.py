@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -133,7 +134,10 @@ def carry_out(request: Request, *, resume: bool, on_change: Callable[[TrialRow],
             searching.run()
         finally:
             _keep(searching, folder, kept, request)
-        return _found(searching, folder, kept, request)
+        rows, charts = searching.rows, []
+        with contextlib.suppress(EngineMissingError):  # Without matplotlib there are none.
+            charts = results.draw(kept, folder.path, request.search.metric)
+        return Found(folder.path, rows, results.best_of(kept, rows), charts)
 
 
 def _keep(searching: Searching, folder: SearchFolder, kept: Study, request: Request) -> None:
@@ -144,12 +148,3 @@ def _keep(searching: Searching, folder: SearchFolder, kept: Study, request: Requ
     if best is not None:
         results.write_options(folder, request.options_of_train(*searching.chosen(best.number)))
         folder.link_best(best.number)
-
-
-def _found(searching: Searching, folder: SearchFolder, kept: Study, request: Request) -> Found:
-    rows = searching.rows
-    try:
-        charts = results.draw(kept, folder.path, request.search.metric)
-    except EngineMissingError:
-        charts = []
-    return Found(folder.path, rows, results.best_of(kept, rows), charts)

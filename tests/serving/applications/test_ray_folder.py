@@ -239,7 +239,7 @@ def test_on_two_nodes_it_follows_the_load_and_no_request_fails(run_folder, tmp_p
     hosting = _hosting(run_folder, Scaling(0, 2, 2.0, 1.0, 3.0))
     assert ray_folder.write(hosting, folder, 2, print) == 2
     asked.mkdir()
-    assert gate.prepare(hosting.served, 8, asked) is None
+    assert gate.prepare(hosting.served, 8, asked, print)
     gate.expect(hosting.served, asked, tmp_path / "expected.npz")
     exam = gate.Exam(asked, tmp_path / "expected.npz")
     assert len(exam.instances) == 4

@@ -5,11 +5,12 @@ Deep compression, Han et al. 2015, arXiv:1510.00149, section 3.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import OptionError
 from tfdist.export.smaller import tuning
-from tfdist.export.smaller.measuring import Comparison, Scale
+from tfdist.export.smaller.measuring import Comparison
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -32,7 +33,7 @@ def cluster(
     downloaded. The given model is left as it is.
 
     Args:
-        clusters: values of a kernel, at least 2.
+        clusters: values of a kernel, at least 2. Kernels of so many weights stay as they are.
         model, data, epochs, global_batch_size, seed: as in ``prune``.
 
     Returns:
@@ -47,13 +48,13 @@ def cluster(
             received=clusters,
             mend="Choose for example 16",
         )
-    tuning.check_epochs(epochs)
-    keras = tuning.import_tfmot().clustering.keras
-    copy = tuning.plain_copy(model)
-    scale = Scale(copy, data)
-    feed = tuning.training_feed(data, global_batch_size=global_batch_size, seed=seed)
+    how = {"global_batch_size": global_batch_size, "seed": seed}
+    tfmot, copy, scale, feed = tuning.begun(model, data, epochs, **how)
+    keras = tfmot.clustering.keras
 
     def clustered(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+        if math.prod(layer.kernel.shape) <= clusters:
+            return layer  # It has no more values as it is.
         return keras.cluster_weights(
             layer,
             number_of_clusters=clusters,

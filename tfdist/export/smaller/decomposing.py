@@ -23,6 +23,7 @@ from tfdist.export.models import open_model, whole_copy
 from tfdist.export.reports import as_text, table_of
 from tfdist.export.smaller import narrowing, tuning
 from tfdist.export.smaller.measuring import Comparison, Scale
+from tfdist.training.engine.options import check_count
 from tfdist.training.layers.data_errors import check_inputs
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def decompose(
             a record.
         OptionError: groups that miss a class or name one twice, or a share that cannot be.
     """
-    tuning.check_epochs(epochs)
+    check_count("epochs", epochs)
     whole = tuning.plain_copy(model)
     chain = narrowing.chain_of(whole)
     head, is_softmax = _head(whole, chain)

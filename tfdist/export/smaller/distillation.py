@@ -15,6 +15,8 @@ from tfdist.export.models import open_model
 from tfdist.export.smaller import tuning
 from tfdist.export.smaller.measuring import Comparison, Scale
 from tfdist.strategies.base import called
+from tfdist.training.engine.options import check_count
+from tfdist.training.layers.data_errors import check_labels
 
 _SMALLEST_PROBABILITY = 1e-7
 
@@ -66,7 +68,7 @@ def distill(
             received=teacher_share,
             mend="Choose for example 0.7",
         )
-    tuning.check_epochs(epochs)
+    check_count("epochs", epochs)
     whole = open_model(teacher).keras
     student = called(student_fn)
     shapes = [tuple(model.output_shape) for model in (whole, student)]
@@ -77,6 +79,7 @@ def distill(
             mend="Give the student's last layer as many units",
         )
     feed = tuning.training_feed(data, global_batch_size=global_batch_size, seed=seed)
+    check_labels(student, feed.records.element_spec)
     pupil = _Pupil(whole, student, temperature, teacher_share)
     pupil.compile(optimizer=student.optimizer)
     pupil.fit(

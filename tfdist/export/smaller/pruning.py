@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import OptionError
 from tfdist.export.smaller import tuning
-from tfdist.export.smaller.measuring import Comparison, Scale
+from tfdist.export.smaller.measuring import Comparison
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -54,11 +54,9 @@ def prune(
             received=sparsity,
             mend="Choose for example 0.5",
         )
-    tuning.check_epochs(epochs)
-    sparse = tuning.import_tfmot().sparsity.keras
-    copy = tuning.plain_copy(model)
-    scale = Scale(copy, data)
-    feed = tuning.training_feed(data, global_batch_size=global_batch_size, seed=seed)
+    how = {"global_batch_size": global_batch_size, "seed": seed}
+    tfmot, copy, scale, feed = tuning.begun(model, data, epochs, **how)
+    sparse = tfmot.sparsity.keras
     last = max(2, int(epochs * feed.steps_per_epoch * _RAMP))
     schedule = sparse.PolynomialDecay(
         initial_sparsity=0.0,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import ModelError
 from tfdist.export.smaller import tuning
-from tfdist.export.smaller.measuring import Comparison, Scale
+from tfdist.export.smaller.measuring import Comparison
 from tfdist.keras.layers import take_trainable
 from tfdist.training.model.lookup_vocabularies import follow_variables
 
@@ -39,11 +39,9 @@ def quantize_aware(
     Raises:
         ModelError, EngineMissingError: as ``prune``.
     """
-    tuning.check_epochs(epochs)
-    keras = tuning.import_tfmot().quantization.keras
-    copy = tuning.plain_copy(model)
-    scale = Scale(copy, data, "int8")
-    feed = tuning.training_feed(data, global_batch_size=global_batch_size, seed=seed)
+    how = {"global_batch_size": global_batch_size, "seed": seed}
+    tfmot, copy, scale, feed = tuning.begun(model, data, epochs, "int8", **how)
+    keras = tfmot.quantization.keras
     config = _config_class(keras)
     others = [layer for layer in copy.layers if not tuning.is_heavy(layer)]
     for layer in others:  # tfmot copies weights in an order that frozen layers within would change.

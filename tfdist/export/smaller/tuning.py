@@ -9,10 +9,12 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, EngineMissingError, ModelError, first_line
 from tfdist.export.models import whole_copy
+from tfdist.export.smaller.measuring import Scale
 from tfdist.records.format.manifest import splits_of
 from tfdist.strategies.base import DataOptions, make_feed
 from tfdist.training.engine.options import check_count
 from tfdist.training.feed.feed import Feed
+from tfdist.training.layers.data_errors import check_labels
 
 # Layers whose kernels are worth it. The kernels of depthwise convolutions are few and sensitive.
 _HEAVY = (
@@ -94,11 +96,22 @@ def training_feed(data: Any, *, global_batch_size: int, seed: int) -> Feed:
     return make_feed(data, DataOptions(global_batch_size=global_batch_size, seed=seed))
 
 
+def begun(
+    model: tf.keras.Model, data: Any, epochs: int, quantization: str = "none", **how: Any
+) -> tuple[Any, tf.keras.Model, Scale, Feed]:
+    """Returns tfmot, a copy to work on, what measures it, and what it trains on; see ``prune``."""
+    check_count("epochs", epochs)
+    tfmot = import_tfmot()
+    copy = plain_copy(model)
+    scale, feed = Scale(copy, data, quantization), training_feed(data, **how)
+    check_labels(model, feed.records.element_spec)
+    return tfmot, copy, scale, feed
+
+
 def fit(
     model: tf.keras.Model, like: tf.keras.Model, feed: Feed, epochs: int, callbacks: list[Any] = ()
 ) -> None:
     """Trains ``model``, compiled as ``like`` is, with a fresh optimizer of the same settings."""
-    check_epochs(epochs)
     compile_like(model, like)
     model.fit(
         feed.epochs(0, epochs),
@@ -107,10 +120,6 @@ def fit(
         callbacks=list(callbacks),
         verbose=0,
     )
-
-
-def check_epochs(epochs: int) -> None:
-    check_count("epochs", epochs)
 
 
 def compile_like(model: tf.keras.Model, like: tf.keras.Model) -> None:

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from tfdist.compat import follow_program
 from tfdist.compat.keras import files_of
-from tfdist.errors import OptionError, cannot_write, package_missing
+from tfdist.errors import OptionError, cannot_write, extra_module
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.cache import scratch_folder
 from tfdist.runs import ranks
@@ -83,10 +83,7 @@ def write(hosting: Hosting, folder: Path, check: int, tell: Callable[[str], None
         TfdistError: the model cannot be loaded from there, or answers otherwise.
         WriteError: the disk is full, or the folder cannot be written.
     """
-    try:
-        from ray import serve  # noqa: F401
-    except ImportError as error:
-        raise package_missing("ray[serve]", "an application of Ray's", "ray", error) from None
+    extra_module("ray.serve", "ray[serve]", "an application of Ray's", "ray")
     folder = folder.absolute()
     if folder.exists() or not folder.parent.is_dir():
         raise OptionError(
@@ -159,12 +156,10 @@ def _rehearsed(served: Served, written: Path, check: int, tell: Callable[[str], 
             found.append(event["compared"])
 
     with scratch_folder() as scratch:
-        why = "--check 0" if check == 0 else gate.prepare(served, check, scratch)
-        if why is not None:
-            tell(f"nothing was compared with `tfdist predict`: {why}")
-        else:
+        is_compared = gate.prepare(served, check, scratch, tell)
+        if is_compared:
             gate.expect(served, scratch, scratch / EXPECTED)
-        config = {"folder": str(written / MODEL), "gate": None if why else str(scratch)}
+        config = {"folder": str(written / MODEL), "gate": str(scratch) if is_compared else None}
         ranks.run(
             _PROGRAM, config, Where(strategy="single", options={}, stall_timeout_s=None), take
         )
