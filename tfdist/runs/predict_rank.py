@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from tfdist.launch.events import emit, emit_numbers
 from tfdist.records.format.manifest import find_split, load_manifest
 from tfdist.records.reading.stored import Section
 from tfdist.runs import prediction_table, ranks
-from tfdist.runs.epoch_rows import numbers
+from tfdist.runs.epoch_rows import Alive, numbers
 from tfdist.runs.files import replacing
 from tfdist.runs.predicting import TABLES
 from tfdist.runs.requested_callbacks import writing
@@ -31,23 +30,6 @@ if TYPE_CHECKING:
 
 tf = import_tensorflow()
 _BETWEEN_S = 0.2
-
-
-class Progress(tf.keras.callbacks.Callback):
-    """Tells the command how far this rank is."""
-
-    def __init__(self, steps: int):
-        super().__init__()
-        self._steps = steps
-        self._told_at = 0.0
-
-    def on_predict_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        now = time.monotonic()
-        if now - self._told_at >= _BETWEEN_S:
-            self._told_at = now
-            emit({"event": "step", "step": batch + 1, "steps": self._steps})
-
-    on_test_batch_end = on_predict_batch_end
 
 
 def _built(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingData]:
@@ -92,6 +74,12 @@ def _built(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingDat
     return model, data
 
 
+def _begun(steps: int) -> Alive:
+    """Tells that a model is ready; returns the callback that tells how far this rank is."""
+    emit({"event": "begun", "long": True})  # The first step traces.
+    return Alive(lambda step: {"event": "step", "step": step, "steps": steps}, _BETWEEN_S)
+
+
 def predict(config: dict[str, Any]) -> None:
     from tfdist.keras.losses import compiled_losses
 
@@ -100,8 +88,7 @@ def predict(config: dict[str, Any]) -> None:
         path = Path(config["output"])
         _check_fits(path, _known_outputs(model))
         load(model, config["weights"])
-        emit({"event": "begun", "long": True})  # The first step traces.
-        progress = Progress(data.steps_per_epoch)
+        progress = _begun(data.steps_per_epoch)
         predicted = model.predict(data, verbose=0, callbacks=[progress])
         outputs = named_outputs(model, predicted)
         if strategy.topology.is_chief:
@@ -126,8 +113,7 @@ def evaluate(config: dict[str, Any]) -> None:
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
         model, data = _built(strategy, config)
         load(model, config["weights"])
-        emit({"event": "begun", "long": True})  # The first step traces.
-        progress = Progress(data.steps_per_epoch)
+        progress = _begun(data.steps_per_epoch)
         found = model.evaluate(data, verbose=0, return_dict=True, callbacks=[progress])
         if strategy.topology.is_chief:
             records = manifest.splits[split].records

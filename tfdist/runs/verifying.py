@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -130,12 +130,10 @@ def carry_out(
             "model": model,
             "data": find_splits(data)["train"],
             "comparing": asdict(comparing),
-            "report": str(Path(folder, "report.json")),
+            "report": str(Path(folder, "report")),
         }
         ranks.run(RANK, config, where, on_event)
-        if not where.is_chief:
-            return None
-        return _read(json.loads(Path(config["report"]).read_text()))
+        return pickle.loads(Path(config["report"]).read_bytes()) if where.is_chief else None
 
 
 def _refuse_processes(given: Mapping[str, Any]) -> None:
@@ -169,30 +167,3 @@ def _check_data(data: Any, batched: bool | None) -> None:
             received=f"batched={batched} with the name of one, which reads shards",
             mend="Leave it out",
         )
-
-
-def _read(values: dict[str, Any]) -> Report:
-    from tfdist.equivalence import Explanation, LayerDifference, LossComparison, Report
-
-    def layers_of(found: list[dict]) -> tuple[LayerDifference, ...]:
-        return tuple(LayerDifference(**layer) for layer in found)
-
-    losses, explanation = values["losses"], values["explanation"]
-    if explanation is not None:
-        explanation = Explanation(
-            parted=tuple((name, by) for name, by in explanation["parted"]),
-            num_parts=explanation["num_parts"],
-            steps=tuple(explanation["steps"]),
-            layers=tuple(layers_of(found) for found in explanation["layers"]),
-            tolerance=explanation["tolerance"],
-        )
-    return Report(
-        **{
-            **values,
-            "layers": layers_of(values["layers"]),
-            "causes": tuple(values["causes"]),
-            "by_nature": tuple(values["by_nature"]),
-            "losses": losses and LossComparison(**losses),
-            "explanation": explanation,
-        }
-    )
