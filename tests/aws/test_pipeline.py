@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from definition_references import mistakes_in
 
 from tfdist.aws import bundle, config, definition, pipeline, sessions, training, validate
 from tfdist.aws.channels import Channel
@@ -32,6 +33,7 @@ def built(*changes):
     wanted = load(*changes)
     value = pipeline.build(wanted, CODE)
     problems = definition.check(value, name=wanted.name, role=wanted.role)
+    assert mistakes_in(value) == []
     return value, [str(problem) for problem in problems]
 
 
