@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from tfdist.aws.instances import CarbonTable, PriceTable
 from tfdist.cli import voice
 from tfdist.cli.console import stdout
-from tfdist.cli.option_table import options_of, plot_option
+from tfdist.cli.option_table import options_of, others_than, plot_option
 from tfdist.cli.process_options import optional_model_option
 from tfdist.errors import OptionError, spelt
 from tfdist.planning.devices import Cluster, DeviceTable
@@ -219,13 +218,7 @@ def costs_of(cluster: Cluster, usd_per_hour: float | None, region: str) -> Costs
 
 
 def _refuse_beside_jobs() -> None:
-    context = click.get_current_context()
-    named = [
-        spelt(name)
-        for name in context.params
-        if name not in ("jobs", "device_file")
-        and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    ]
+    named = [spelt(each.name) for each in others_than(("jobs", "device_file"))]
     if named:
         raise OptionError(
             "--jobs must be given without what is of one model, for its file says what each takes",
