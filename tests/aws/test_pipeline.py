@@ -152,6 +152,12 @@ def test_what_aws_would_refuse_is_found():
     assert any("Evaluate.ProcessingResources" in text for text in problems)
 
 
+@pytest.mark.parametrize("options", ["{shrad: weights}", "{replicas: horovod}"])
+def test_options_that_the_strategy_has_not_are_refused_before_it_is_paid_for(options):
+    with pytest.raises(OptionError, match="Did you mean 'shard'|'multi_worker', whose processes"):
+        built(f"training.strategy_options={options}")
+
+
 def test_shards_that_do_not_divide_by_hosts():
     changes = (
         "data.channels.train.distribution=ShardedByS3Key",

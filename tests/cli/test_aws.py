@@ -97,6 +97,10 @@ def test_what_aws_would_refuse_is_named(tfdist):
         (("approve", *CONFIG), "AWS must be reached with credentials"),
         (("approve", *CONFIG, "--set", "region=x y"), "AWS must take the profile and the region"),
         (("cost", *CONFIG, "--samples-per-s", "nan", "--records", "1"), "samples a second, above"),
+        (
+            ("cost", *CONFIG, "--samples-per-s", "10", "--records", "1", "--efficiency", "0"),
+            "of a doubling must be above 0.5",
+        ),
         (("nothing",), "No such command 'nothing'"),
     ],
 )

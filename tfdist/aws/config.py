@@ -28,6 +28,7 @@ from tfdist.aws.sections import (
 )
 from tfdist.errors import OptionError, TfdistError, unknown_choice
 from tfdist.planning import yaml_file
+from tfdist.records.format.manifest import COMPRESSIONS
 from tfdist.runs.settings import Settings
 
 MODES = ("File", "FastFile", "Pipe")
@@ -79,6 +80,7 @@ class DataConfig:
                 mend="Give data.folder (made by `tfdist shard`) or data.source",
             )
         at_least("data.num_shards", self.num_shards, 1)
+        among("data.compression", self.compression, COMPRESSIONS)
 
 
 @dataclass(frozen=True, kw_only=True)

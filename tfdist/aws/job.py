@@ -41,7 +41,7 @@ from tfdist.runs.files import write_json
 from tfdist.runs.fitting import Fitting, say, writing
 from tfdist.runs.settings import Settings
 from tfdist.runs.trackers import tracked
-from tfdist.strategies import REGISTRY, names_of
+from tfdist.strategies import REGISTRY, check_options, names_of
 
 if TYPE_CHECKING:
     from tfdist.runs.epoch_rows import EpochRows
@@ -132,6 +132,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """
     options = parser().parse(arguments)
     _settings(options).to_config(dict.fromkeys(("train", "validation"), ""))
+    check_options(options.strategy, _strategy_options(options))
     if options.class_weight is not None:
         class_weights.without_file(options.class_weight)
     if options.keras == 3:
@@ -236,6 +237,10 @@ def strategy_of(options: argparse.Namespace) -> Strategy:
     """
     import tfdist
 
+    return tfdist.strategy(options.strategy, **_strategy_options(options))
+
+
+def _strategy_options(options: argparse.Namespace) -> dict[str, Any]:
     if not isinstance(options.strategy_options, dict):
         raise OptionError(
             "strategy-options must be a JSON object",
@@ -247,7 +252,7 @@ def strategy_of(options: argparse.Namespace) -> Strategy:
         chosen["lr_scaling"] = options.lr_scaling
     if options.warmup_epochs:
         chosen["warmup_epochs"] = options.warmup_epochs
-    return tfdist.strategy(options.strategy, **chosen)
+    return chosen
 
 
 def fit(

@@ -100,7 +100,7 @@ def read_speed(
                 received=repr(text),
                 mend="Write --samples-per-s 1200, or 2:2300 of two instances",
             ) from None
-    return Speed(found, efficiency or DEFAULT_EFFICIENCY) if found else None
+    return Speed(found, DEFAULT_EFFICIENCY if efficiency is None else efficiency) if found else None
 
 
 def read_records(config: Config, records: int | None) -> int:
