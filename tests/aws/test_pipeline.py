@@ -154,7 +154,7 @@ def test_what_aws_would_refuse_is_found():
 
 @pytest.mark.parametrize("options", ["{shrad: weights}", "{replicas: horovod}"])
 def test_options_that_the_strategy_has_not_are_refused_before_it_is_paid_for(options):
-    with pytest.raises(OptionError, match="Did you mean 'shard'|'multi_worker', whose processes"):
+    with pytest.raises(OptionError, match=r"Did you mean 'shard'|'multi_worker', whose processes"):
         built(f"training.strategy_options={options}")
 
 
@@ -437,6 +437,13 @@ def test_steps_are_traced_where_a_job_keeps_its_logs():
         assert train["HyperParameters"]["profile"] == wanted
         place = train["TensorBoardOutputConfig"]["S3OutputPath"]
         assert place == f"s3://tfdist-example/digits/{folder}"
+
+
+def test_a_job_has_one_place_of_its_logs():
+    one = ("training.tensorboard=logs", "training.profile='logs,steps=2:6'")
+    assert built(*one)[1] == []
+    with pytest.raises(OptionError, match=r"must name one folder.*, but found logs and traces"):
+        built(one[0], "training.profile=traces")
 
 
 def test_nothing_of_the_users_environment_leads_past_the_stand_in(monkeypatch):

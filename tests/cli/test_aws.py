@@ -101,6 +101,10 @@ def test_what_aws_would_refuse_is_named(tfdist):
             ("cost", *CONFIG, "--samples-per-s", "10", "--records", "1", "--efficiency", "0"),
             "of a doubling must be above 0.5",
         ),
+        (
+            ("cost", *CONFIG, "--samples-per-s", "10", "--samples-per-s", "1:20"),
+            "once for each number of instances, but found 10 and 20 samples a second on 1",
+        ),
         (("nothing",), "No such command 'nothing'"),
     ],
 )

@@ -93,13 +93,21 @@ def read_speed(
     for text in speeds:
         count, _, speed = text.rpartition(":")
         try:
-            found[int(count or 1)] = float(speed)
+            instances, samples_per_s = int(count or 1), float(speed)
         except ValueError:
             raise OptionError(
                 "--samples-per-s must be written as SPEED or INSTANCES:SPEED",
                 received=repr(text),
                 mend="Write --samples-per-s 1200, or 2:2300 of two instances",
             ) from None
+        if instances in found:
+            raise OptionError(
+                "a speed must be given once for each number of instances",
+                received=f"{found[instances]:g} and {samples_per_s:g} samples a second on "
+                f"{instances}",
+                mend="Leave one of them out, or write 2:2300 of two instances",
+            )
+        found[instances] = samples_per_s
     return Speed(found, DEFAULT_EFFICIENCY if efficiency is None else efficiency) if found else None
 
 
