@@ -119,7 +119,8 @@ def command(
     """
     if ctx.invoked_subcommand is not None:
         return 0
-    entries = fits.entries(strategies.split(","), _numbers("workers", workers))
+    names = list(dict.fromkeys(strategies.split(",")))  # Each trains in a folder of its name.
+    entries = fits.entries(names, _numbers("workers", workers))
     settings = Settings(stop_on_nan=False, **learning)
     batch = settings.global_batch_size
     fits.check(settings)
@@ -309,7 +310,7 @@ def sums_alone(sizes: str, ways: str | None, workers: int, plot: Path | None) ->
     carries, 2 (p - 1) / p of the bytes over the seconds, which tells the same for any number of
     ranks p.
     """
-    chosen = sums.available() if ways is None else ways.split(",")
+    chosen = sums.available() if ways is None else list(dict.fromkeys(ways.split(",")))
     asked = sums.sizes_of(sizes)
     with stdout().status("adding up") as status:
 
