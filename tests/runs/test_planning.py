@@ -1,6 +1,6 @@
 import pytest
 
-from tfdist.runs.short_runs import fixed_seconds
+from tfdist.runs.planning import fixed_seconds
 
 
 def test_what_rows_do_not_change_is_where_their_line_begins():
