@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 
@@ -15,3 +17,8 @@ def test_a_working_folder_that_is_gone_is_one_line(tfdist, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "a command must be called in a folder that is there, but found" in err
+
+
+def test_a_standard_output_that_is_closed_is_none(tfdist, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert tfdist("options")[0] == 0

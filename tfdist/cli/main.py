@@ -119,6 +119,8 @@ def tfdist() -> None:
 def main() -> None:
     """Runs the command; a user's mistake is one line on stderr and exit code 2."""
     signal.signal(signal.SIGTERM, _leave)
+    if sys.stdout is None:  # Who called it has closed it.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     with voice.speaking():
         code = _EXIT_BROKEN
         try:
