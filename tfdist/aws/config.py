@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tfdist.aws.instances import PriceTable, device
 from tfdist.aws.sections import (
     CostConfig,
@@ -365,8 +367,6 @@ def load(path: str | Path, changes: tuple[str, ...] = ()) -> Config:
     Raises:
         OptionError: the file cannot be read, a key is unknown or missing, or a value is wrong.
     """
-    import yaml
-
     path = Path(path)
     try:
         value = yaml_file.load(path.read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ import ast
 import contextlib
 import dataclasses
 import fcntl
+import importlib.util
 import os
 import shutil
 import signal
@@ -39,6 +40,7 @@ from tfdist.records.format.manifest import load_manifest
 from tfdist.runs import class_weights
 from tfdist.runs.files import write_json
 from tfdist.runs.fitting import Fitting, say, writing
+from tfdist.runs.results_text import told
 from tfdist.runs.settings import Settings
 from tfdist.runs.trackers import tracked
 from tfdist.strategies import REGISTRY, check_options, names_of
@@ -205,9 +207,6 @@ def _take_keras(kind: int) -> None:
     Raises:
         EngineMissingError: it cannot be installed.
     """
-    import importlib
-    import importlib.util
-
     os.environ[keras.VARIABLE] = keras.KERAS_2[0] if kind == 2 else keras.KERAS_3[0]
     version = tensorflow_version()
     if kind == 3 or version is None or importlib.util.find_spec("tf_keras") is not None:
@@ -405,7 +404,6 @@ def _lines(fitting: Fitting, is_chief: bool, epochs: int, kept: Path | None) -> 
         kept: the file beside the checkpoints that rows are kept in; None: there is none.
     """
     from tfdist.runs.epoch_rows import EpochRows
-    from tfdist.runs.results_text import told
 
     class Lines(EpochRows):
         def __init__(self, **of_rows: Any):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,8 +132,6 @@ def read_records(config: Config, records: int | None) -> int:
 
 def show(config: Config, speed: Speed, records: int, most: int) -> None:
     """Prints the estimates for 1, 2, 4 ... and ``most`` instances."""
-    import dataclasses
-
     from tfdist.aws.cost import against_one, estimate, last_that_pays
     from tfdist.aws.instances import CarbonTable
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -58,8 +59,6 @@ def _load(path: Path, changes: tuple[str, ...]) -> Config:
 
 def warn(config: Config, problems: Sequence[Problem]) -> None:
     """Says that the image of the configuration is patched no more, if so, and each problem."""
-    import datetime
-
     from tfdist.aws import training
 
     told = training.warning(config, datetime.date.today())

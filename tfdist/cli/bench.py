@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -253,8 +254,6 @@ def _print(
     gains: dict[int, float],
     plan: planned.Planned,
 ) -> None:
-    import statistics
-
     name = next((name for name in base.metrics if name != "loss"), "loss")
     numbers = ("s/epoch", "samples/s", "+-", "planned", "speed-up", "efficiency", name)
     table = table_of(None, ("strategy",), ("devices", *numbers))
