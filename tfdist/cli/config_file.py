@@ -69,7 +69,9 @@ class Configurable(click.Command):
             return
         options = self._by_key()
         values = {}
-        for key, value in _read(path).items():
+        for read, value in _read(path).items():
+            # An option of tfdist tune, and a word of YAML's for true.
+            key = "on" if read is True and "on" in options else read
             if key not in options:
                 raise unknown_choice(f"option in {path}", key, list(options))
             if value is not None:
