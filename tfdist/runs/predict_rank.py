@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 import zipfile
@@ -86,7 +87,8 @@ def predict(config: dict[str, Any]) -> None:
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
         model, data = _built(strategy, config)
         path = Path(config["output"])
-        _check_fits(path, _known_outputs(model))
+        known = zip(_output_names(model), _known_shapes(model), strict=False)
+        _check_fits(path, {name: shape.rank for name, shape in known})
         load(model, config["weights"])
         progress = _begun(data.steps_per_epoch)
         predicted = model.predict(data, verbose=0, callbacks=[progress])
@@ -96,16 +98,13 @@ def predict(config: dict[str, Any]) -> None:
                 if path.suffix in TABLES:
                     losses = named_losses(compiled_losses(model), predicted, list(outputs))
                     columns = _columns(config, losses, outputs)
-                    prediction_table.write_table(path, columns, _tell_of_writing)
+                    goes_on = functools.partial(emit, {"event": "writing", "long": True})
+                    prediction_table.write_table(path, columns, goes_on)
                 else:
                     _write(path, outputs)
             told = {name: [list(rows.shape), rows.dtype.name] for name, rows in outputs.items()}
             emit_numbers({"event": "predicted", "outputs": told}, "outputs")
         strategy.from_chief(None)  # None ends, and is taken for lost, while the chief writes.
-
-
-def _tell_of_writing() -> None:
-    emit({"event": "writing", "long": True})
 
 
 def evaluate(config: dict[str, Any]) -> None:
@@ -156,16 +155,6 @@ def load(model: Any, path: str) -> None:
 def _is_of_weights(record: logging.LogRecord) -> bool:
     """Whether a line is not of the optimizer, whose slots nothing here needs."""
     return "loading for optimizer" not in record.getMessage()
-
-
-def _known_outputs(model: Any) -> dict[str, int | None]:
-    """Returns the dimensions of what a model will predict; nothing where only its own code tells.
-
-    Returns:
-        By the name of the output; None where they are unknown.
-    """
-    names = _output_names(model)
-    return {n: shape.rank for n, shape in zip(names, _known_shapes(model), strict=False)}
 
 
 def _has_one_shape(model: Any) -> bool:
