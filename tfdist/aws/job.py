@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -270,7 +270,10 @@ def fit(
     channels = ("train", "validation")
     found = {name: container.source(name, strategy.topology) for name in channels}
     sources = {name: source for name, source in found.items() if source}
-    config = _config(options, container, sources)
+    config = _settings(options).to_config(dict.fromkeys(sources, "")) | {"model": options.model}
+    if options.class_weight is not None:
+        manifest = load_manifest(container.manifest_folder)
+        config["class_weight"] = class_weights.of_manifest(options.class_weight, manifest, "train")
     fitting = Fitting(strategy, config, sources)
     _check_can_be_served(fitting.model)
     is_chief = strategy.topology.is_chief
@@ -381,17 +384,6 @@ def _check_can_be_served(model: Any) -> None:
             received=f"{type(model).__name__}, whose class has none",
             mend="Write call(self, inputs) in the class: what an endpoint is to answer",
         )
-
-
-def _config(
-    options: argparse.Namespace, container: Container, sources: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns what ``Fitting`` takes, with the weights of classes, if they were asked for."""
-    config = _settings(options).to_config(dict.fromkeys(sources, "")) | {"model": options.model}
-    if options.class_weight is not None:
-        manifest = load_manifest(container.manifest_folder)
-        config["class_weight"] = class_weights.of_manifest(options.class_weight, manifest, "train")
-    return config
 
 
 def _lines(fitting: Fitting, is_chief: bool, epochs: int, kept: Path | None) -> EpochRows:

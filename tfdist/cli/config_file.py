@@ -54,7 +54,8 @@ class Configurable(click.Command):
                 both = [*of_file, *ctx.params[param.name]]
                 ctx.params[param.name] = tuple({t.partition("=")[0]: t for t in both}.values())
         if ctx.params.pop("print_config", False) and not ctx.resilient_parsing:
-            click.echo(self._written(ctx.params), nl=False)
+            found = {key: _plain(ctx.params[each.name]) for key, each in self._by_key().items()}
+            click.echo(yaml.safe_dump(found, sort_keys=False, allow_unicode=True), nl=False)
             ctx.exit()
         return rest
 
@@ -77,10 +78,6 @@ class Configurable(click.Command):
             if value is not None:
                 values[options[key].name] = _as_given(f"{key} in {path}", options[key], value)
         ctx.default_map = {**(ctx.default_map or {}), **values}
-
-    def _written(self, values: Mapping[str, Any]) -> str:
-        found = {key: _plain(values[option.name]) for key, option in self._by_key().items()}
-        return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
 
 
 @contextlib.contextmanager
