@@ -6,6 +6,7 @@ import click
 
 from tfdist.cli import completion, voice
 from tfdist.cli.console import plain_table, stdout
+from tfdist.errors import OptionError
 from tfdist.strategies import REGISTRY, known_options, spec_of
 
 
@@ -21,6 +22,12 @@ def command(strategy: str | None) -> None:
         voice.answer(summaries)
         _print_table(("strategy", "what it is"), [*summaries.items()])
         return
+    if strategy == "auto":
+        raise OptionError(
+            "options must be those of one strategy",
+            received="'auto', which chooses one and takes what that takes",
+            mend=f"Name one of {', '.join(REGISTRY)}",
+        )
     spec = spec_of(strategy)
     options = known_options(strategy).values()
     voice.answer(
