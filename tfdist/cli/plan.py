@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.table import Table
 
 from tfdist.aws.instances import CarbonTable, PriceTable
 from tfdist.cli import voice
@@ -18,16 +19,12 @@ from tfdist.errors import OptionError, spelt
 from tfdist.planning.devices import Cluster, DeviceTable
 from tfdist.planning.job_file import read_jobs
 from tfdist.planning.placement import Ending, Placement, place, when_ended
+from tfdist.planning.plan import Row
 from tfdist.planning.report import Plan
 from tfdist.records.report_text import table_of
 from tfdist.runs.checking import Check, check_plan, refuse_other_devices
 from tfdist.runs.planning import plan
 from tfdist.runs.settings import OfLearning
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from tfdist.planning.plan import Row
 
 _EPILOG = """\b
 Examples:
