@@ -22,8 +22,7 @@ from tfdist.planning.placement import Ending, Placement, place, when_ended
 from tfdist.planning.plan import Row
 from tfdist.planning.report import Plan
 from tfdist.records.report_text import table_of
-from tfdist.runs.checking import Check, check_plan, refuse_other_devices
-from tfdist.runs.planning import plan
+from tfdist.runs.planning import Check, check_plan, plan, refuse_other_devices
 from tfdist.runs.settings import OfLearning
 
 _EPILOG = """\b
