@@ -257,6 +257,21 @@ def test_a_search_costs_all_of_its_trainings(capsys, tfdist):
     )
 
 
+def test_a_region_of_unknown_electricity_has_costs_and_no_carbon(capsys, tfdist):
+    away = ("--set", "region=ca-central-1")
+    code, out, _ = tfdist("aws", "cost", *CONFIG, *COST, *away, "--json")
+    assert code == 0
+    answer = json.loads(out)
+    assert {each["kg_co2"] for each in answer["estimates"]} == {None}
+    assert answer["last_against_one"].keys() == {"hours", "usd"}
+    shown = tfdist("aws", "cost", *CONFIG, *COST, *away)[1]
+    assert "carbon: nothing is known of ca-central-1" in shown
+    asked = {"records": None, "speeds": (), "measured": None, "efficiency": None}
+    aws_cost.before_start(config.load(Path(CONFIG[1]), away[1:]), **asked)
+    told = "2026-11-21, us-east-1), and of the carbon in ca-central-1 nothing is known"
+    assert told in capsys.readouterr().out
+
+
 def test_requests_of_an_endpoint_without_aws(tfdist):
     endpoint = ("--set", "endpoint.max_instances=3")
     code, out, _ = tfdist("aws", "deploy", "--dry-run", *CONFIG, *endpoint)
