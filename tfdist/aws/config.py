@@ -221,6 +221,7 @@ class TrainingConfig(Settings):
         for name in ("instance_count", "epochs", "global_batch_size", "max_run_s", "volume_gb"):
             at_least(f"training.{name}", getattr(self, name), 1)
         at_least("training.processes_per_host", self.processes_per_host, 1)
+        at_least("training.warmup_epochs", self.warmup_epochs, 0)
         if self.max_wait_s is not None and self.max_wait_s < self.max_run_s:
             raise OptionError(
                 "training.max_wait_s must be at least training.max_run_s",
