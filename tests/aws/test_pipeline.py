@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from definition_references import mistakes_in
 
 from tfdist.aws import bundle, config, definition, pipeline, sessions, training, validate
 from tfdist.aws.channels import Channel
@@ -32,6 +33,7 @@ def built(*changes):
     wanted = load(*changes)
     value = pipeline.build(wanted, CODE)
     problems = definition.check(value, name=wanted.name, role=wanted.role)
+    assert mistakes_in(value) == []
     return value, [str(problem) for problem in problems]
 
 
@@ -148,6 +150,12 @@ def test_what_aws_would_refuse_is_found():
     assert len(problems) == 2
     assert any("Register-RegisterModel.InferenceSpecification" in text for text in problems)
     assert any("Evaluate.ProcessingResources" in text for text in problems)
+
+
+@pytest.mark.parametrize("options", ["{shrad: weights}", "{replicas: horovod}"])
+def test_options_that_the_strategy_has_not_are_refused_before_it_is_paid_for(options):
+    with pytest.raises(OptionError, match=r"Did you mean 'shard'|'multi_worker', whose processes"):
+        built(f"training.strategy_options={options}")
 
 
 def test_shards_that_do_not_divide_by_hosts():
@@ -429,6 +437,13 @@ def test_steps_are_traced_where_a_job_keeps_its_logs():
         assert train["HyperParameters"]["profile"] == wanted
         place = train["TensorBoardOutputConfig"]["S3OutputPath"]
         assert place == f"s3://tfdist-example/digits/{folder}"
+
+
+def test_a_job_has_one_place_of_its_logs():
+    one = ("training.tensorboard=logs", "training.profile='logs,steps=2:6'")
+    assert built(*one)[1] == []
+    with pytest.raises(OptionError, match=r"must name one folder.*, but found logs and traces"):
+        built(one[0], "training.profile=traces")
 
 
 def test_nothing_of_the_users_environment_leads_past_the_stand_in(monkeypatch):

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from definition_references import mistakes_in
 
 from tfdist.aws import config, definition, job, pipeline
 from tfdist.aws.rehearsal import run
@@ -22,7 +23,7 @@ def built(ranges=RANGES, more="", *changes):
     wanted = config.load(ROOT / "sagemaker" / "config.yaml", (*fixed, search, *changes))
     value = pipeline.build(wanted, CODE)
     problems = definition.check(value, name=wanted.name, role=wanted.role)
-    assert [str(problem) for problem in problems] == []
+    assert [str(problem) for problem in problems] == mistakes_in(value) == []
     return value, {step["Name"]: step for step in definition.all_steps(value["Steps"])}
 
 

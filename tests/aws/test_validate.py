@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from definition_references import mistakes_in
 
 from tfdist.aws.definition import Resolver, check, split_path
 from tfdist.aws.validate import AT_RUN_TIME, check_request, service_model
@@ -108,41 +109,36 @@ def test_a_good_definition():
     parameters = ({"Name": "N", "Type": "Integer", "DefaultValue": 2},)
     config = {**REQUEST["ResourceConfig"], "InstanceCount": {"Get": "Parameters.N"}}
     first = step("First", ResourceConfig=config)
-    assert found(first, step("Second", OutputDataConfig=refers), parameters=parameters) == []
+    second = step("Second", OutputDataConfig=refers)
+    assert found(first, second, parameters=parameters) == []
+    assert mistakes_in(definition(first, second, parameters=parameters)) == []
 
 
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([], "at least one step"),
-        ([step("a b")], "step names as"),
-        ([step(), step()], "must name each step once"),
-        ([{"Name": "X", "Type": "Emr", "Arguments": {}}], "must have a type of"),
-        ([step(RoleArn={"Get": "Parameters.R"})], "must be a parameter that is declared"),
-        ([step(RoleArn={"Get": "Steps.Nobody.RoleArn"})], "must be of another step"),
-        (
-            [step("A"), step("B", RoleArn={"Get": "Steps.A.Role"})],
-            "must be a property that step A has",
-        ),
-        ([step(RoleArn={"Get": "Execution.Id"})], "must be one of"),
-        ([{**step(), "DependsOn": ["Nobody"]}], "must depend on a step"),
-        (
-            [{"Name": "F", "Type": "Fail", "Arguments": {"ErrorMessage": "x" * 4000}}],
-            "at most 3072",
-        ),
-        (
-            [{"Name": "C", "Type": "Condition", "Arguments": {"Conditions": [{"Type": "Near"}]}}],
-            "must compare by",
-        ),
+        ([step("a b")], "'a b' is no name"),
+        ([step(), step()], "Train twice"),
+        ([step(RoleArn={"Get": "Parameters.R"})], "Parameters.R in step Train is nothing"),
+        ([step(RoleArn={"Get": "Steps.Nobody.RoleArn"})], "is nothing"),
+        ([step("A"), step("B", RoleArn={"Get": "Steps.A.Role"})], "is nothing"),
+        ([step(RoleArn={"Get": "Execution.Id"})], "is nothing"),
+        ([{**step(), "DependsOn": ["Nobody"]}], "Nobody is no step"),
     ],
 )
-def test_what_is_wrong_with_a_definition(steps, message):
-    assert any(message in problem for problem in found(*steps)), found(*steps)
+def test_a_definition_that_holds_a_mistake_of_ours(steps, message):
+    (mistake,) = mistakes_in(definition(*steps))
+    assert message in mistake
+
+
+def test_a_message_has_at_most_3072_characters():
+    fail = {"Name": "F", "Type": "Fail", "Arguments": {"ErrorMessage": "x" * 4000}}
+    assert ["at most 3072" in text for text in found(fail)] == [True]
 
 
 def test_a_parameters_default_has_its_type_and_is_checked_where_it_is_used():
     wrong = {"Name": "N", "Type": "Integer", "DefaultValue": "2"}
-    assert any("default of type Integer" in text for text in found(step(), parameters=(wrong,)))
+    assert mistakes_in(definition(step(), parameters=(wrong,)))
     kind = {"Name": "T", "Type": "String", "DefaultValue": "ml.none"}
     config = {**REQUEST["ResourceConfig"], "InstanceType": {"Get": "Parameters.T"}}
     assert any("ml.none" in text for text in found(step(ResourceConfig=config), parameters=(kind,)))

@@ -97,6 +97,14 @@ def test_what_aws_would_refuse_is_named(tfdist):
         (("approve", *CONFIG), "AWS must be reached with credentials"),
         (("approve", *CONFIG, "--set", "region=x y"), "AWS must take the profile and the region"),
         (("cost", *CONFIG, "--samples-per-s", "nan", "--records", "1"), "samples a second, above"),
+        (
+            ("cost", *CONFIG, "--samples-per-s", "10", "--records", "1", "--efficiency", "0"),
+            "of a doubling must be above 0.5",
+        ),
+        (
+            ("cost", *CONFIG, "--samples-per-s", "10", "--samples-per-s", "1:20"),
+            "once for each number of instances, but found 10 and 20 samples a second on 1",
+        ),
         (("nothing",), "No such command 'nothing'"),
     ],
 )
@@ -247,6 +255,21 @@ def test_a_search_costs_all_of_its_trainings(capsys, tfdist):
         "training: 20 jobs of 2 x ml.c5.2xlarge, at most 3600 s (max_run_s): at most 16.32 USD"
         in (capsys.readouterr().out)
     )
+
+
+def test_a_region_of_unknown_electricity_has_costs_and_no_carbon(capsys, tfdist):
+    away = ("--set", "region=ca-central-1")
+    code, out, _ = tfdist("aws", "cost", *CONFIG, *COST, *away, "--json")
+    assert code == 0
+    answer = json.loads(out)
+    assert {each["kg_co2"] for each in answer["estimates"]} == {None}
+    assert answer["last_against_one"].keys() == {"hours", "usd"}
+    shown = tfdist("aws", "cost", *CONFIG, *COST, *away)[1]
+    assert "carbon: nothing is known of ca-central-1" in shown
+    asked = {"records": None, "speeds": (), "measured": None, "efficiency": None}
+    aws_cost.before_start(config.load(Path(CONFIG[1]), away[1:]), **asked)
+    told = "2026-11-21, us-east-1), and of the carbon in ca-central-1 nothing is known"
+    assert told in capsys.readouterr().out
 
 
 def test_requests_of_an_endpoint_without_aws(tfdist):

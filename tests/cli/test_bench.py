@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(240)
 
 def test_strategies_side_by_side(run_cli, model_file, shards, tmp_path):
     asked = ("--model", f"{model_file}:mlp", "--data", shards, "--workers", "1,2")
-    more = ("--strategies", "single,horovod", "--rounds", 1, "--epochs", 3, "--json")
+    more = ("--strategies", "single,horovod,single", "--rounds", 1, "--epochs", 3, "--json")
     done = run_cli("bench", *asked, *more, "--plot", "p.png", cwd=tmp_path, timeout_s=200)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])

@@ -98,6 +98,13 @@ def test_what_cannot_be_is_one_line(asked, of_file, words):
     assert complaint.count("\n") == 1
 
 
+def test_an_option_that_yaml_takes_for_true(tfdist, tmp_path):
+    (tmp_path / "tune.yaml").write_text("on: ray\n")
+    code, out, _ = tfdist("tune", "--config", "tune.yaml", "--print-config")
+    assert code == 0
+    assert yaml.safe_load(out)["on"] == "ray"
+
+
 def test_a_file_that_is_not_there(tfdist):
     code, _, complaint = tfdist("train", "--config", "nowhere.yaml")
     assert (code, "nowhere.yaml" in complaint) == (2, True)

@@ -9,7 +9,7 @@ import pytest
 import tfdist as package
 from tfdist.errors import LaunchError, ModelError, OptionError
 from tfdist.planning.needs import Needs
-from tfdist.runs import checking, largest_batch, planning
+from tfdist.runs import largest_batch, planning
 from tfdist.runs.largest_batch import Try
 
 
@@ -224,7 +224,7 @@ def test_check_shows_told_beside_measured(plan, monkeypatch):
             raise ModelError("a model must be taken", received="none", mend="Take one")
         on_event(0, {"event": "measured", "most": 10**9})
 
-    monkeypatch.setattr(checking.ranks, "run", run)
+    monkeypatch.setattr(planning.ranks, "run", run)
     code, out, _ = plan("--devices", "cpu:2", "--global-batch-size", "16", "--check", "--json")
     assert code == 1  # A row failed.
     told = json.loads(out.splitlines()[-1])["plan"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -51,6 +52,10 @@ def test_the_file_has_the_newest_numbers(tmp_path):
 def test_a_file_that_cannot_be_written_is_one_warning(tmp_path, capsys):
     with pytest.raises(OptionError, match="must lie in a folder that exists"):
         MetricsFile(tmp_path / "nowhere" / "a.prom", "run")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OptionError, match="must be a regular file, but found"):
+        MetricsFile(tmp_path / "pipe", "run")
+    (tmp_path / "pipe").unlink()
     (tmp_path / "a.prom").mkdir()
     file = MetricsFile(tmp_path / "a.prom", "run")
     file.take({"event": "ready", "epochs": 3})

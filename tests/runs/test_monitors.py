@@ -51,6 +51,8 @@ def test_whether_less_or_more_is_better(monitor, mode):
         ("val_loss,min_delta=nan", "min_delta of early_stopping must be a number"),
         ("val_loss,mode=auto", "mode of early_stopping must be min or max"),
         ("val_loss,restore_best_weights=maybe", "must be true or false"),
+        ("val_loss,patience=3,patience=5", "patience of early_stopping must be given once"),
+        ("val_loss,monitor=val_accuracy", "monitor of early_stopping must be given once"),
         ("", "must begin with the name"),
         ("patience=3", "must begin with the name"),
         ({"patience": 3}, "must begin with the name"),

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tfdist.aws.instances import PriceTable, device
 from tfdist.aws.sections import (
     CostConfig,
@@ -28,6 +30,7 @@ from tfdist.aws.sections import (
 )
 from tfdist.errors import OptionError, TfdistError, unknown_choice
 from tfdist.planning import yaml_file
+from tfdist.records.format.manifest import COMPRESSIONS
 from tfdist.runs.settings import Settings
 
 MODES = ("File", "FastFile", "Pipe")
@@ -79,6 +82,7 @@ class DataConfig:
                 mend="Give data.folder (made by `tfdist shard`) or data.source",
             )
         at_least("data.num_shards", self.num_shards, 1)
+        among("data.compression", self.compression, COMPRESSIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +221,7 @@ class TrainingConfig(Settings):
         for name in ("instance_count", "epochs", "global_batch_size", "max_run_s", "volume_gb"):
             at_least(f"training.{name}", getattr(self, name), 1)
         at_least("training.processes_per_host", self.processes_per_host, 1)
+        at_least("training.warmup_epochs", self.warmup_epochs, 0)
         if self.max_wait_s is not None and self.max_wait_s < self.max_run_s:
             raise OptionError(
                 "training.max_wait_s must be at least training.max_run_s",
@@ -363,8 +368,6 @@ def load(path: str | Path, changes: tuple[str, ...] = ()) -> Config:
     Raises:
         OptionError: the file cannot be read, a key is unknown or missing, or a value is wrong.
     """
-    import yaml
-
     path = Path(path)
     try:
         value = yaml_file.load(path.read_text(encoding="utf-8"))

@@ -48,14 +48,12 @@ class Container:
         hosts: names of all containers, in their order.
         channels: by name.
         model_dir: what lies here in the end becomes model.tar.gz.
-        output_dir: the file ``failure`` goes here.
         output_data_dir: what lies here in the end becomes output.tar.gz.
     """
 
     hosts: tuple[str, ...]
     channels: Mapping[str, Channel]
     model_dir: Path
-    output_dir: Path
     output_data_dir: Path
 
     @classmethod
@@ -90,7 +88,6 @@ class Container:
             hosts=hosts,
             channels=channels,
             model_dir=Path(get("SM_MODEL_DIR")),
-            output_dir=Path(get("SM_OUTPUT_DIR")),
             output_data_dir=Path(get("SM_OUTPUT_DATA_DIR")),
         )
 

@@ -79,7 +79,11 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A training on one number of instances. Costs are of computing alone, its start included."""
+    """A training on one number of instances. Costs are of computing alone, its start included.
+
+    Attributes:
+        kg_co2: None where nothing is known of the region's electricity.
+    """
 
     instances: int
     samples_per_s: float
@@ -87,7 +91,7 @@ class Estimate:
     hours: float
     usd_per_epoch: float
     usd: float
-    kg_co2: float
+    kg_co2: float | None
 
 
 def estimate(
@@ -118,13 +122,13 @@ def estimate(
         hours=hours,
         usd_per_epoch=usd / epochs,
         usd=usd,
-        kg_co2=kilowatt_hours * carbon.factor(region),
+        kg_co2=kilowatt_hours * carbon.factor(region) if region in carbon.kg_per_kwh else None,
     )
 
 
 def against_one(one: Estimate, many: Estimate) -> dict[str, float]:
     """Returns what ``many`` instances take more than ``one``; below 0 what they save."""
-    names = ("hours", "usd", "kg_co2")
+    names = [name for name in ("hours", "usd", "kg_co2") if getattr(one, name) is not None]
     return {name: getattr(many, name) - getattr(one, name) for name in names}
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfdist.aws.validate import AT_RUN_TIME, Problem, check_request, service_model
+from tfdist.aws.validate import AT_RUN_TIME, Problem, check_request
 from tfdist.errors import OptionError
 
 # Type of a step -> what it makes, by which AWS calls the request that SageMaker makes of its
 # arguments, the name that it fills in, and the request whose answer are the step's properties.
-_MADE = {
+MADE = {
     "Training": "TrainingJob",
     "Processing": "ProcessingJob",
     "Tuning": "HyperParameterTuningJob",
@@ -20,21 +20,11 @@ _MADE = {
     "Model": "Model",
     "RegisterModel": "ModelPackage",
 }
-_EXECUTION = (
-    "PipelineName",
-    "PipelineArn",
-    "PipelineExecutionId",
-    "PipelineExecutionArn",
-    "StartDateTime",
-    "CurrentDateTime",
-)
 _COMPARISONS = {
     "GreaterThanOrEqualTo": lambda left, right: left >= right,
     "LessThanOrEqualTo": lambda left, right: left <= right,
 }
-_STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _PATH_PART = re.compile(r"\.?([A-Za-z0-9_:-]+)|\[['\"]?([^'\"\]]+)['\"]?\]")
-_PARAMETER_TYPES = {"String": str, "Integer": int, "Float": (int, float), "Boolean": bool}
 _MAX_MESSAGE_CHARACTERS = 3072
 
 
@@ -116,20 +106,16 @@ def _walk(value: Any, path: list[str]) -> Any:
 
 def defaults(definition: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the parameters of a definition with their default values."""
-    return {
-        item["Name"]: item["DefaultValue"]
-        for item in definition.get("Parameters", [])
-        if "DefaultValue" in item
-    }
+    return {item["Name"]: item["DefaultValue"] for item in definition["Parameters"]}
 
 
 def all_steps(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yields all steps, those in the branches of conditions too."""
     for step in steps:
         yield step
-        if step.get("Type") == "Condition":
+        if step["Type"] == "Condition":
             for branch in ("IfSteps", "ElseSteps"):
-                yield from all_steps(step["Arguments"].get(branch, []))
+                yield from all_steps(step["Arguments"][branch])
 
 
 def check(definition: Mapping[str, Any], *, name: str, role: str) -> list[Problem]:
@@ -146,111 +132,18 @@ def check(definition: Mapping[str, Any], *, name: str, role: str) -> list[Proble
         "ClientRequestToken": "0" * 32,
     }
     problems = check_request("CreatePipeline", request, "pipeline")
-    problems.extend(_check_parameters(definition.get("Parameters", [])))
-    steps = list(all_steps(definition.get("Steps", [])))
-    if not steps:
-        problems.append(Problem("pipeline", "must have at least one step", "none"))
-    names = [step.get("Name", "") for step in steps]
-    for step_name in names:
-        if not _STEP_NAME.fullmatch(step_name):
-            problems.append(
-                Problem(
-                    "pipeline", f"must have step names as {_STEP_NAME.pattern}", repr(step_name)
-                )
-            )
-        if names.count(step_name) > 1:
-            problems.append(Problem("pipeline", "must name each step once", f"{step_name} twice"))
     resolver = Resolver(defaults(definition))
-    by_name = {step["Name"]: step for step in steps}
-    for step in steps:
+    for step in all_steps(definition["Steps"]):
         problems.extend(_check_step(step, resolver))
-        problems.extend(_check_references(step, by_name, resolver))
     return problems
 
 
-def _check_parameters(parameters: list[dict[str, Any]]) -> Iterator[Problem]:
-    for item in parameters:
-        place = f"parameter {item.get('Name')}"
-        if item.get("Type") not in _PARAMETER_TYPES:
-            yield Problem(place, f"must have a type of {', '.join(_PARAMETER_TYPES)}", repr(item))
-        elif "DefaultValue" in item and not isinstance(
-            item["DefaultValue"], _PARAMETER_TYPES[item["Type"]]
-        ):
-            yield Problem(place, f"must have a default of type {item['Type']}", repr(item))
-
-
 def _check_step(step: dict[str, Any], resolver: Resolver) -> Iterator[Problem]:
-    kind, name = step.get("Type"), step["Name"]
-    if made := _MADE.get(kind):
+    name = step["Name"]
+    if made := MADE.get(step["Type"]):
         request = {**resolver.resolve(step["Arguments"]), f"{made}Name": AT_RUN_TIME}
         yield from check_request(f"Create{made}", request, name)
-    elif kind == "Condition":
-        for condition in step["Arguments"]["Conditions"]:
-            if condition.get("Type") not in _COMPARISONS:
-                yield Problem(name, f"must compare by {', '.join(_COMPARISONS)}", repr(condition))
-    elif kind == "Fail":
-        message = resolver.resolve(step["Arguments"].get("ErrorMessage", ""))
-        if message is not AT_RUN_TIME and len(message) > _MAX_MESSAGE_CHARACTERS:
+    elif step["Type"] == "Fail":
+        message = resolver.resolve(step["Arguments"]["ErrorMessage"])
+        if len(message) > _MAX_MESSAGE_CHARACTERS:
             yield Problem(name, "must have a message of at most 3072 characters", str(len(message)))
-    else:
-        known = ", ".join((*_MADE, "Condition", "Fail"))
-        yield Problem(name, f"must have a type of {known}", repr(kind))
-
-
-def _check_references(
-    step: dict[str, Any], by_name: dict[str, dict[str, Any]], resolver: Resolver
-) -> Iterator[Problem]:
-    arguments = dict(step["Arguments"])
-    # The steps inside a condition are checked by themselves.
-    arguments.pop("IfSteps", None)
-    arguments.pop("ElseSteps", None)
-    for reference in _references(arguments):
-        kind, name, *path = split_path(reference)
-        place = f"{reference} in step {step['Name']}"
-        if kind == "Parameters" and name not in resolver.parameters:
-            yield Problem(place, "must be a parameter that is declared", name)
-        elif kind == "Execution" and name not in _EXECUTION:
-            yield Problem(place, f"must be one of {', '.join(_EXECUTION)}", name)
-        elif kind == "Steps":
-            if name not in by_name or name == step["Name"]:
-                yield Problem(place, "must be of another step of the pipeline", name)
-            elif not _has_property(by_name[name], path):
-                yield Problem(place, f"must be a property that step {name} has", ".".join(path))
-        elif kind not in ("Parameters", "Execution", "Steps"):
-            yield Problem(place, "must be of Parameters, Execution or Steps", kind)
-    for name in step.get("DependsOn", []):
-        if name not in by_name:
-            yield Problem(step["Name"], "must depend on a step of the pipeline", name)
-
-
-def _references(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        if set(value) == {"Get"}:
-            yield value["Get"]
-            return
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            yield from _references(item)
-
-
-def _has_property(step: dict[str, Any], path: list[str]) -> bool:
-    if path[0] == "PropertyFiles":
-        files = [item["PropertyFileName"] for item in step.get("PropertyFiles", [])]
-        return path[1] in files
-    made = _MADE.get(step["Type"])
-    if made is None:
-        return False
-    shape = service_model().operation_model(f"Describe{made}").output_shape
-    for part in path:
-        if shape.type_name == "structure":
-            if part not in shape.members:
-                return False
-            shape = shape.members[part]
-        elif shape.type_name == "list":
-            shape = shape.member  # An output is named or numbered.
-        elif shape.type_name == "map":
-            shape = shape.value
-        else:
-            return False
-    return True

@@ -94,7 +94,11 @@ class CarbonTable:
         return cls(**value | {"date": str(value["date"])})
 
     def factor(self, region: str) -> float:
-        """Returns kg CO2e of one kWh of the instances, the data centre's share included."""
+        """Returns kg CO2e of one kWh of the instances, the data centre's share included.
+
+        Raises:
+            OptionError: the table knows no such region; see ``kg_per_kwh``.
+        """
         if region not in self.kg_per_kwh:
             raise unknown_choice("region of the carbon table", region, list(self.kg_per_kwh))
         return self.kg_per_kwh[region] * self.power_usage_effectiveness

@@ -7,6 +7,7 @@ import ast
 import contextlib
 import dataclasses
 import fcntl
+import importlib.util
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +40,10 @@ from tfdist.records.format.manifest import load_manifest
 from tfdist.runs import class_weights
 from tfdist.runs.files import write_json
 from tfdist.runs.fitting import Fitting, say, writing
+from tfdist.runs.results_text import told
 from tfdist.runs.settings import Settings
 from tfdist.runs.trackers import tracked
-from tfdist.strategies import REGISTRY, names_of
+from tfdist.strategies import REGISTRY, check_options, names_of
 
 if TYPE_CHECKING:
     from tfdist.runs.epoch_rows import EpochRows
@@ -132,6 +134,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """
     options = parser().parse(arguments)
     _settings(options).to_config(dict.fromkeys(("train", "validation"), ""))
+    check_options(options.strategy, _strategy_options(options))
     if options.class_weight is not None:
         class_weights.without_file(options.class_weight)
     if options.keras == 3:
@@ -204,9 +207,6 @@ def _take_keras(kind: int) -> None:
     Raises:
         EngineMissingError: it cannot be installed.
     """
-    import importlib
-    import importlib.util
-
     os.environ[keras.VARIABLE] = keras.KERAS_2[0] if kind == 2 else keras.KERAS_3[0]
     version = tensorflow_version()
     if kind == 3 or version is None or importlib.util.find_spec("tf_keras") is not None:
@@ -236,6 +236,10 @@ def strategy_of(options: argparse.Namespace) -> Strategy:
     """
     import tfdist
 
+    return tfdist.strategy(options.strategy, **_strategy_options(options))
+
+
+def _strategy_options(options: argparse.Namespace) -> dict[str, Any]:
     if not isinstance(options.strategy_options, dict):
         raise OptionError(
             "strategy-options must be a JSON object",
@@ -247,7 +251,7 @@ def strategy_of(options: argparse.Namespace) -> Strategy:
         chosen["lr_scaling"] = options.lr_scaling
     if options.warmup_epochs:
         chosen["warmup_epochs"] = options.warmup_epochs
-    return tfdist.strategy(options.strategy, **chosen)
+    return chosen
 
 
 def fit(
@@ -266,7 +270,10 @@ def fit(
     channels = ("train", "validation")
     found = {name: container.source(name, strategy.topology) for name in channels}
     sources = {name: source for name, source in found.items() if source}
-    config = _config(options, container, sources)
+    config = _settings(options).to_config(dict.fromkeys(sources, "")) | {"model": options.model}
+    if options.class_weight is not None:
+        manifest = load_manifest(container.manifest_folder)
+        config["class_weight"] = class_weights.of_manifest(options.class_weight, manifest, "train")
     fitting = Fitting(strategy, config, sources)
     _check_can_be_served(fitting.model)
     is_chief = strategy.topology.is_chief
@@ -379,17 +386,6 @@ def _check_can_be_served(model: Any) -> None:
         )
 
 
-def _config(
-    options: argparse.Namespace, container: Container, sources: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns what ``Fitting`` takes, with the weights of classes, if they were asked for."""
-    config = _settings(options).to_config(dict.fromkeys(sources, "")) | {"model": options.model}
-    if options.class_weight is not None:
-        manifest = load_manifest(container.manifest_folder)
-        config["class_weight"] = class_weights.of_manifest(options.class_weight, manifest, "train")
-    return config
-
-
 def _lines(fitting: Fitting, is_chief: bool, epochs: int, kept: Path | None) -> EpochRows:
     """Returns a callback that prints a line an epoch, which CloudWatch's metrics are read from.
 
@@ -400,7 +396,6 @@ def _lines(fitting: Fitting, is_chief: bool, epochs: int, kept: Path | None) -> 
         kept: the file beside the checkpoints that rows are kept in; None: there is none.
     """
     from tfdist.runs.epoch_rows import EpochRows
-    from tfdist.runs.results_text import told
 
     class Lines(EpochRows):
         def __init__(self, **of_rows: Any):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfdist.aws import bundle, pipeline, sessions, training
+from tfdist.aws.config import Config
 from tfdist.aws.upload import encryption
 from tfdist.errors import EngineMissingError, OptionError, package_missing
-
-if TYPE_CHECKING:
-    from tfdist.aws.config import Config
 
 
 def model_trainer(config: Config, *, run: str | None = None, boto_session: Any = None) -> Any:

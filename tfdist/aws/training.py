@@ -262,7 +262,15 @@ def request(
     if training.keeps_checkpoints:
         made["CheckpointConfig"] = {"S3Uri": checkpoints, "LocalPath": CHECKPOINT_DIR}
     if logs := [getattr(training, name) for name in _LOGS if getattr(training, name)]:
-        folder = wish.parsed(logs[0]).folder or places.FOLDER
+        folders = list(dict.fromkeys(named for one in logs if (named := wish.parsed(one).folder)))
+        if len(folders) > 1:
+            raise OptionError(
+                "training.tensorboard and training.profile must name one folder, for a job has one "
+                "place of its logs in S3",
+                received=" and ".join(folders),
+                mend=f"Give both as {folders[0]}",
+            )
+        folder = folders[0] if folders else places.FOLDER
         place = {"LocalPath": TENSORBOARD_DIR, "S3OutputPath": f"{config.root}/{folder}"}
         made["TensorBoardOutputConfig"] = place
     made |= network(security)

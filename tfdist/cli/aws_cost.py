@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,11 +66,14 @@ def before_start(config: Config, *, records: int | None, **measured: Any) -> Non
     jobs = 1 if config.tuning is None else config.tuning.max_jobs
     searched = f"{jobs} jobs of " if jobs > 1 else ""
     hours = training.max_run_s / 3600 * training.instance_count * jobs
-    kilograms = hours * instance.watts / 1000 * carbon.factor(config.region)
+    emitted = f", and of the carbon in {config.region} nothing is known"
+    if config.region in carbon.kg_per_kwh:
+        kilograms = hours * instance.watts / 1000 * carbon.factor(config.region)
+        emitted = f" and {kilograms:.3f} kg CO2e"
     click.echo(
         f"training: {searched}{training.instance_count} x {instance.name}, at most "
         f"{training.max_run_s} s (max_run_s): at most {hours * instance.usd_per_hour:.2f} USD "
-        f"on demand (prices of {prices.date}, {prices.region}) and {kilograms:.3f} kg CO2e"
+        f"on demand (prices of {prices.date}, {prices.region}){emitted}"
     )
 
 
@@ -93,14 +97,22 @@ def read_speed(
     for text in speeds:
         count, _, speed = text.rpartition(":")
         try:
-            found[int(count or 1)] = float(speed)
+            instances, samples_per_s = int(count or 1), float(speed)
         except ValueError:
             raise OptionError(
                 "--samples-per-s must be written as SPEED or INSTANCES:SPEED",
                 received=repr(text),
                 mend="Write --samples-per-s 1200, or 2:2300 of two instances",
             ) from None
-    return Speed(found, efficiency or DEFAULT_EFFICIENCY) if found else None
+        if instances in found:
+            raise OptionError(
+                "a speed must be given once for each number of instances",
+                received=f"{found[instances]:g} and {samples_per_s:g} samples a second on "
+                f"{instances}",
+                mend="Leave one of them out, or write 2:2300 of two instances",
+            )
+        found[instances] = samples_per_s
+    return Speed(found, DEFAULT_EFFICIENCY if efficiency is None else efficiency) if found else None
 
 
 def read_records(config: Config, records: int | None) -> int:
@@ -123,8 +135,6 @@ def read_records(config: Config, records: int | None) -> int:
 
 def show(config: Config, speed: Speed, records: int, most: int) -> None:
     """Prints the estimates for 1, 2, 4 ... and ``most`` instances."""
-    import dataclasses
-
     from tfdist.aws.cost import against_one, estimate, last_that_pays
     from tfdist.aws.instances import CarbonTable
 
@@ -181,14 +191,15 @@ def show(config: Config, speed: Speed, records: int, most: int) -> None:
             f"{item.hours:.4g}",
             f"{item.usd_per_epoch:.3g}",
             f"{item.usd:.3g}",
-            f"{item.kg_co2:.3g}",
+            "" if item.kg_co2 is None else f"{item.kg_co2:.3g}",
         )
     console = stdout()
     console.print(table)
     console.print(speed.describe())
-    console.print(
-        f"{priced}; {start}; computing alone; carbon: {carbon.source}, {config.region}, full load"
-    )
+    of_carbon = f"{carbon.source}, {config.region}, full load"
+    if config.region not in carbon.kg_per_kwh:
+        of_carbon = f"nothing is known of {config.region}"
+    console.print(f"{priced}; {start}; computing alone; carbon: {of_carbon}")
     if most > 1:
         console.print(_before_and_after(estimates[0], most, more))
     least = "half of the speed of the first one"

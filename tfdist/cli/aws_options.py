@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -20,24 +21,25 @@ if TYPE_CHECKING:
 def with_config(verb: Callable) -> Callable:
     """Adds --config and --set to a verb, which receives the configuration that they give."""
 
-    @functools.wraps(verb)
-    def configured(config_path: Path, changes: tuple[str, ...], **given: Any) -> Any:
-        return verb(config=_load(config_path, changes), **given)
-
-    configured = click.option(
-        "--set",
-        "changes",
-        multiple=True,
-        metavar="SECTION.KEY=VALUE",
-        help="Change the configuration, as evaluation.threshold=0.5; may be given several times.",
-    )(configured)
-    return click.option(
+    @click.option(
         "--config",
         "config_path",
         required=True,
         type=click.Path(path_type=Path),
         help="A YAML file, as tfdist init --sagemaker writes one.",
-    )(configured)
+    )
+    @click.option(
+        "--set",
+        "changes",
+        multiple=True,
+        metavar="SECTION.KEY=VALUE",
+        help="Change the configuration, as evaluation.threshold=0.5; may be given several times.",
+    )
+    @functools.wraps(verb)
+    def configured(config_path: Path, changes: tuple[str, ...], **given: Any) -> Any:
+        return verb(config=_load(config_path, changes), **given)
+
+    return configured
 
 
 def _load(path: Path, changes: tuple[str, ...]) -> Config:
@@ -58,8 +60,6 @@ def _load(path: Path, changes: tuple[str, ...]) -> Config:
 
 def warn(config: Config, problems: Sequence[Problem]) -> None:
     """Says that the image of the configuration is patched no more, if so, and each problem."""
-    import datetime
-
     from tfdist.aws import training
 
     told = training.warning(config, datetime.date.today())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 
 import click
 
-from tfdist.benching import chart, fits, planned, workloads
-from tfdist.cli import bench_sums, completion, voice
+from tfdist.benching import chart, fits, planned, sums, workloads
+from tfdist.cli import completion, voice
 from tfdist.cli.console import stdout
 from tfdist.cli.option_table import options_of, plot_option
 from tfdist.compat import follow_program
@@ -30,6 +31,11 @@ Examples:
       --strategies single,horovod,multi_worker --workers 1,2 --limit-steps 5
   tfdist bench --model model.py:model_fn --data data/digits --strategies single,horovod
   tfdist bench allreduce --sizes 1KiB:64MiB --plot sums.png
+"""
+_SUMS_EPILOG = """\b
+Examples:
+  tfdist bench allreduce
+  tfdist bench allreduce --ways mpi,gloo --workers 2 --sizes 1KiB:64MiB --plot sums.png
 """
 
 
@@ -114,7 +120,8 @@ def command(
     """
     if ctx.invoked_subcommand is not None:
         return 0
-    entries = fits.entries(strategies.split(","), _numbers("workers", workers))
+    names = list(dict.fromkeys(strategies.split(",")))  # Each trains in a folder of its name.
+    entries = fits.entries(names, _numbers("workers", workers))
     settings = Settings(stop_on_nan=False, **learning)
     batch = settings.global_batch_size
     fits.check(settings)
@@ -247,8 +254,6 @@ def _print(
     gains: dict[int, float],
     plan: planned.Planned,
 ) -> None:
-    import statistics
-
     name = next((name for name in base.metrics if name != "loss"), "loss")
     numbers = ("s/epoch", "samples/s", "+-", "planned", "speed-up", "efficiency", name)
     table = table_of(None, ("strategy",), ("devices", *numbers))
@@ -285,4 +290,56 @@ def _planned(entry: fits.Entry, plan: planned.Planned) -> str:
     return "" if speed is None else f"{speed:,.1f}"
 
 
-command.add_command(bench_sums.command)
+# Sums alone -------------------------------------------------------------------------------------
+
+
+@command.command("allreduce", epilog=_SUMS_EPILOG)
+@click.option("--sizes", default="1KiB:16MiB", metavar="FROM:TO")
+@click.option(
+    "--ways",
+    metavar="A,B",
+    help=f"What adds up: {', '.join(sums.WAYS)}.  [default: those that are installed]",
+)
+@click.option("--workers", type=click.IntRange(min=2), default=2)
+@plot_option("Draw the seconds over the bytes.")
+def sums_alone(sizes: str, ways: str | None, workers: int, plot: Path | None) -> None:
+    """Measures how long processes of this machine take to add tensors up.
+
+    Each number is the median of 5 to 200 sums of float32. Bus bandwidth is what each link of a ring
+    carries, 2 (p - 1) / p of the bytes over the seconds, which tells the same for any number of
+    ranks p.
+    """
+    chosen = sums.available() if ways is None else list(dict.fromkeys(ways.split(",")))
+    asked = sums.sizes_of(sizes)
+    with stdout().status("adding up") as status:
+
+        def take(way: str, event: dict[str, Any]) -> None:
+            status.update(f"adding up by {way}: {event.get('bytes', 'starting')}")
+
+        rows = sums.run(chosen, asked, workers, take)
+    titles = [f"{way}{unit}" for way in chosen for unit in (" ms", " MB/s")]
+    table = table_of(None, (), ("bytes", *titles))
+    took = {(way, size): seconds for way, size, seconds in rows}
+    for size in asked:
+        cells = []
+        for way in chosen:
+            seconds = took[way, size]
+            bandwidth = sums.bus_bandwidth(size, seconds, workers)
+            cells += [f"{seconds * 1e3:,.3f}", f"{bandwidth / 1e6:,.1f}"]
+        table.add_row(f"{size:,}", *cells)
+    voice.result(
+        workers=workers,
+        sums=[
+            {
+                "way": way,
+                "bytes": size,
+                "seconds": seconds,
+                "bus_bytes_per_s": sums.bus_bandwidth(size, seconds, workers),
+            }
+            for way, size, seconds in rows
+        ],
+    )
+    stdout().print(table)
+    if plot is not None:
+        chart.draw_sums(rows, plot, f"sums over {workers} processes")
+        stdout().print(f"plot  {plot}")

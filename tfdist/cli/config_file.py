@@ -54,7 +54,8 @@ class Configurable(click.Command):
                 both = [*of_file, *ctx.params[param.name]]
                 ctx.params[param.name] = tuple({t.partition("=")[0]: t for t in both}.values())
         if ctx.params.pop("print_config", False) and not ctx.resilient_parsing:
-            click.echo(self._written(ctx.params), nl=False)
+            found = {key: _plain(ctx.params[each.name]) for key, each in self._by_key().items()}
+            click.echo(yaml.safe_dump(found, sort_keys=False, allow_unicode=True), nl=False)
             ctx.exit()
         return rest
 
@@ -69,16 +70,14 @@ class Configurable(click.Command):
             return
         options = self._by_key()
         values = {}
-        for key, value in _read(path).items():
+        for read, value in _read(path).items():
+            # An option of tfdist tune, and a word of YAML's for true.
+            key = "on" if read is True and "on" in options else read
             if key not in options:
                 raise unknown_choice(f"option in {path}", key, list(options))
             if value is not None:
                 values[options[key].name] = _as_given(f"{key} in {path}", options[key], value)
         ctx.default_map = {**(ctx.default_map or {}), **values}
-
-    def _written(self, values: Mapping[str, Any]) -> str:
-        found = {key: _plain(values[option.name]) for key, option in self._by_key().items()}
-        return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import dataclasses
 import platform
 
 import click
+from rich.console import Console
 
 from tfdist.cli import voice
 from tfdist.cli.console import plain_table, stdout
@@ -21,8 +22,6 @@ def command(run: bool) -> int:
     Each engine is imported in a process of its own. Exit code 1 when one does not work. --run also
     tells how much slower cores are when all of them work at once.
     """
-    from rich.console import Console
-
     progress = Console(stderr=True)
     findings = []
     for engine in engines.all_engines():

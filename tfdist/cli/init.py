@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -79,14 +78,15 @@ def _write(files: dict[str, bytes], folder: Path) -> list[str]:
     if not missing:
         return []
     try:
-        with _undone() as made:
-            _make_folders(folder, made)
+        with contextlib.ExitStack() as undo:  # What was made goes again, the last one first.
+            _make_folders(folder, undo)
             with tempfile.TemporaryDirectory(dir=folder, prefix=".tfdist-init-") as staging:
                 for number, name in enumerate(missing):
                     (Path(staging) / str(number)).write_bytes(files[name])
                 for number, name in enumerate(missing):
-                    _make_folders((folder / name).parent, made)
-                    _put(Path(staging) / str(number), folder / name, made)
+                    _make_folders((folder / name).parent, undo)
+                    _put(Path(staging) / str(number), folder / name, undo)
+            undo.pop_all()
     except (FileExistsError, NotADirectoryError) as error:
         raise _in_the_way(Path(error.filename2 or error.filename)) from None
     except OSError as error:
@@ -94,7 +94,7 @@ def _write(files: dict[str, bytes], folder: Path) -> list[str]:
     return missing
 
 
-def _put(file: Path, to: Path, made: list[Path]) -> None:
+def _put(file: Path, to: Path, undo: contextlib.ExitStack) -> None:
     """Gives a file its place, and never that of another; raises OSError."""
     try:
         # A link, unlike a rename, never takes the place of a file.
@@ -103,10 +103,10 @@ def _put(file: Path, to: Path, made: list[Path]) -> None:
         if error.errno not in _WITHOUT_LINKS:
             raise
         with to.open("xb") as new:
-            made.append(to)
+            undo.callback(_remove, to)
             new.write(file.read_bytes())
         return
-    made.append(to)
+    undo.callback(_remove, to)
 
 
 def _is_there(path: Path, content: bytes) -> bool:
@@ -130,21 +130,13 @@ def _in_the_way(path: Path) -> OptionError:
     )
 
 
-def _make_folders(folder: Path, made: list[Path]) -> None:
+def _make_folders(folder: Path, undo: contextlib.ExitStack) -> None:
     for path in reversed((folder, *folder.parents)):
         if not path.is_dir():
             path.mkdir()
-            made.append(path)
+            undo.callback(_remove, path)
 
 
-@contextlib.contextmanager
-def _undone() -> Iterator[list[Path]]:
-    """Yields a list; what is put in it is removed again, the last one first, after an error."""
-    made: list[Path] = []
-    try:
-        yield made
-    except BaseException:
-        for path in reversed(made):
-            with contextlib.suppress(OSError):
-                path.rmdir() if path.is_dir() else path.unlink()
-        raise
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.rmdir() if path.is_dir() else path.unlink()

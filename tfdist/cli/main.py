@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import signal
 import sys
 
@@ -14,6 +15,7 @@ from tfdist.cli import voice
 from tfdist.compat import check_versions
 from tfdist.errors import (
     DivergedError,
+    OptionError,
     RankFailedError,
     TfdistError,
     cannot_write,
@@ -82,8 +84,22 @@ class _LazyVerbs(click.Group):
             if args[0] not in _VERBS:
                 raise unknown_choice("command", args[0], list(_VERBS))
             if args[0] not in _MENDING and not {"-h", "--help"} & set(args):
+                _check_working_folder()
                 check_versions()
         return super().resolve_command(ctx, args)
+
+
+def _check_working_folder() -> None:
+    """Raises OptionError where it is gone: no path, and no program that is started, can do without
+    it."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise OptionError(
+            "a command must be called in a folder that is there",
+            received=f"a working folder of which the system says: {error.strerror}",
+            mend="Go to another one, or to the one that is there now in its place: cd",
+        ) from None
 
 
 @click.group(
@@ -103,6 +119,8 @@ def tfdist() -> None:
 def main() -> None:
     """Runs the command; a user's mistake is one line on stderr and exit code 2."""
     signal.signal(signal.SIGTERM, _leave)
+    if sys.stdout is None:  # Who called it has closed it.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     with voice.speaking():
         code = _EXIT_BROKEN
         try:

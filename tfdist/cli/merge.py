@@ -36,13 +36,20 @@ def command(output: Path, *, overwrite: bool) -> None:
     from tfdist.records.writing import shard_parts
     from tfdist.runs import prediction_parts
 
+    has_parts = bool(shard_parts.folders_of(output.resolve()))
     # A file of predictions has a suffix, by which its kind is chosen.
-    if shard_parts.folders_of(output.resolve()) or not output.suffix:
+    if has_parts or not output.suffix:
         if overwrite:
             raise OptionError(
                 "--overwrite must go with a file of predictions",
                 received=f"{output}, of shards, which are never replaced",
                 mend="Leave it out",
+            )
+        if not has_parts and output.is_dir() and any(output.iterdir()):
+            raise OptionError(
+                "parts must be there to be merged",
+                received=f"{output}, which is there, and no part beside it",
+                mend=f"See that nothing is lacking: tfdist inspect {output} --check",
             )
         manifest, parts = shard_parts.merge(output)
         tell_shards(output, manifest, parts=parts)

@@ -67,6 +67,18 @@ def plot_option(draws: str) -> Decorator:
     return click.option("--plot", metavar="FILE.png", callback=checked, help=draws)
 
 
+def others_than(taken: Container[str]) -> list[click.Parameter]:
+    """Returns what the command line gives to this command that is not one of ``taken``, by name."""
+    context = click.get_current_context()
+    return [
+        each
+        for each in context.command.params
+        if context.get_parameter_source(each.name) is ParameterSource.COMMANDLINE
+        and each.expose_value
+        and each.name not in taken
+    ]
+
+
 def refuse_others(taken: Container[str], rule: str, *, beside: str) -> None:
     """Raises OptionError where the command line gives an option that is not one of ``taken``.
 
@@ -74,13 +86,8 @@ def refuse_others(taken: Container[str], rule: str, *, beside: str) -> None:
         taken: names of parameters of this command.
         beside: the option that leaves no use for others.
     """
-    context = click.get_current_context()
-    for option in context.command.params:
-        said = context.get_parameter_source(option.name) == ParameterSource.COMMANDLINE
-        if said and option.expose_value and option.name not in taken:
-            raise OptionError(
-                rule, received=f"{option.opts[0]} beside {beside}", mend="Leave it out"
-            )
+    for option in others_than(taken):
+        raise OptionError(rule, received=f"{option.opts[0]} beside {beside}", mend="Leave it out")
 
 
 def _option(item: Any, others: Mapping[str, Any]) -> Decorator:

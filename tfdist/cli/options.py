@@ -6,8 +6,8 @@ import click
 
 from tfdist.cli import completion, voice
 from tfdist.cli.console import plain_table, stdout
+from tfdist.errors import OptionError
 from tfdist.strategies import REGISTRY, known_options, spec_of
-from tfdist.strategies.registry import Option
 
 
 @click.command("options", cls=voice.Answering, epilog="Example: tfdist options mirrored")
@@ -22,6 +22,12 @@ def command(strategy: str | None) -> None:
         voice.answer(summaries)
         _print_table(("strategy", "what it is"), [*summaries.items()])
         return
+    if strategy == "auto":
+        raise OptionError(
+            "options must be those of one strategy",
+            received="'auto', which chooses one and takes what that takes",
+            mend=f"Name one of {', '.join(REGISTRY)}",
+        )
     spec = spec_of(strategy)
     options = known_options(strategy).values()
     voice.answer(
@@ -32,13 +38,9 @@ def command(strategy: str | None) -> None:
     )
     click.echo(f"{spec.name}: {spec.summary}\n")
     titles = ("option", "type", "default", "meaning")
-    _print_table(titles, [_row(option) for option in options])
-
-
-def _row(option: Option) -> tuple[str, str, str, str]:
-    default = option.default
-    shown = default if isinstance(default, str) else repr(default)
-    return option.name, option.kind, shown, option.meaning
+    defaults = [o.default if isinstance(o.default, str) else repr(o.default) for o in options]
+    rows = zip(options, defaults, strict=True)
+    _print_table(titles, [(o.name, o.kind, default, o.meaning) for o, default in rows])
 
 
 def _print_table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

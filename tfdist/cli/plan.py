@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-from click.core import ParameterSource
+from rich.table import Table
 
+from tfdist.aws.instances import CarbonTable, PriceTable
 from tfdist.cli import voice
 from tfdist.cli.console import stdout
-from tfdist.cli.option_table import options_of, plot_option
+from tfdist.cli.option_table import options_of, others_than, plot_option
 from tfdist.cli.process_options import optional_model_option
 from tfdist.errors import OptionError, spelt
+<<<<<<< HEAD
 from tfdist.planning.devices import DeviceTable
 from tfdist.planning.placement import Ending, Placement, place, read_jobs, when_ended
+=======
+from tfdist.planning.devices import Cluster, DeviceTable
+from tfdist.planning.job_file import read_jobs
+from tfdist.planning.placement import Ending, Placement, place, when_ended
+from tfdist.planning.plan import Row
+>>>>>>> diet-shell
 from tfdist.planning.report import Plan
 from tfdist.records.report_text import table_of
-from tfdist.runs.checking import Check, check_plan, refuse_other_devices
-from tfdist.runs.planning import plan
+from tfdist.runs.planning import Check, check_plan, plan, refuse_other_devices
 from tfdist.runs.settings import OfLearning
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from tfdist.cli.plan_costs import Costs
-    from tfdist.planning.plan import Row
 
 _EPILOG = """\b
 Examples:
@@ -117,7 +119,6 @@ def command(
             mend="Write for example --model model.py:model_fn --devices h100:8",
         )
     from tfdist.cli import plan_charts
-    from tfdist.cli.plan_costs import costs_of
 
     cluster = DeviceTable.load(device_file).cluster(devices)
     if is_checked:
@@ -164,14 +165,61 @@ def command(
     return int(any(check.measured is None for check in checks))
 
 
-def _refuse_beside_jobs() -> None:
-    context = click.get_current_context()
-    named = [
-        spelt(name)
-        for name in context.params
-        if name not in ("jobs", "device_file")
-        and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+@dataclass(frozen=True)
+class Costs:
+    """What an hour of a host costs.
+
+    Attributes:
+        usd_per_hour: None where no price is known.
+        kg_co2_per_hour: None where its power is not known.
+        sources: lines that say where both come from.
+    """
+
+    usd_per_hour: float | None
+    kg_co2_per_hour: float | None
+    sources: tuple[str, ...]
+
+    def of_rows(self, hosts: int, rows_per_s: float) -> dict[str, float | None]:
+        """Returns what a million rows cost on so many hosts."""
+        hours = hosts * 1e6 / rows_per_s / 3600
+        each = {
+            "usd_per_million_rows": self.usd_per_hour,
+            "kg_co2_per_million_rows": self.kg_co2_per_hour,
+        }
+        return {name: None if rate is None else rate * hours for name, rate in each.items()}
+
+
+def costs_of(cluster: Cluster, usd_per_hour: float | None, region: str) -> Costs:
+    """Returns the costs of a host.
+
+    Args:
+        usd_per_hour: as given, such as a spot price; None: on demand, as the table says.
+
+    Raises:
+        OptionError: the carbon table has no such region.
+    """
+    prices, carbon = PriceTable.load(), CarbonTable.load()
+    factor = carbon.factor(region)
+    name = f"ml.{cluster.instance}"
+    row = prices.instances.get(name)
+    given = [f"price: given, {usd_per_hour:g} USD an hour for a host"] if usd_per_hour else []
+    if row is None:
+        unknown = "of price and power" if usd_per_hour is None else "of power"
+        lines = [f"costs: {unknown} nothing is known here; name a host of AWS, as p5.48xlarge:1"]
+        return Costs(usd_per_hour, None, (*given, *lines))
+    lines = [
+        f"price: {name} on demand, {row.usd_per_hour:g} USD an hour in {prices.region}, of "
+        f"{prices.date}"
     ]
+    watts = (
+        f"carbon: {row.watts:g} W of {name} at full load, an estimate, {carbon.source}, {region}"
+    )
+    kilograms = row.watts / 1000 * factor
+    return Costs(usd_per_hour or row.usd_per_hour, kilograms, (*(given or lines), watts))
+
+
+def _refuse_beside_jobs() -> None:
+    named = [spelt(each.name) for each in others_than(("jobs", "device_file"))]
     if named:
         raise OptionError(
             "--jobs must be given without what is of one model, for its file says what each takes",

@@ -39,6 +39,7 @@ def where_options(command: Callable, **others: Any) -> Callable:
         others: as ``options_of`` takes them.
     """
 
+    @functools.wraps(command)
     def gathered(strategy: str, option: tuple[str, ...], **given: Any) -> Any:
         processes = picked(Where, given)
         given = {name: value for name, value in given.items() if name not in processes}
@@ -52,6 +53,4 @@ def where_options(command: Callable, **others: Any) -> Callable:
         warn_without_srun(where.workers, where.hosts)
         return command(where=where, **given)
 
-    gathered.__doc__ = command.__doc__
-    gathered.__click_params__ = getattr(command, "__click_params__", [])
     return options_of(Where, **others)(gathered)

@@ -17,10 +17,10 @@ from tfdist.cli.process_options import model_option, where_options
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.urls import url_of
 from tfdist.records.report_text import table_of
-from tfdist.runs import data_wait, resource_log
+from tfdist.runs import resource_log
 from tfdist.runs.choosing import fitting
 from tfdist.runs.folder import RunFolder
-from tfdist.runs.progress import Progress, listed
+from tfdist.runs.progress import Progress, listed, told_of_waiting
 from tfdist.runs.settings import OfData, OfLearning, OfOutput, Settings, Start
 from tfdist.runs.training import Run, carry_out, training_config
 from tfdist.training.checkpoints import checkpoint_files
@@ -163,7 +163,7 @@ def _print_results(run: Run, config: dict[str, Any]) -> None:
     console.print(table)
     if summary["last_epoch"]:
         console.print(f"last    {listed(summary['last_epoch'])}")
-    for name, line in zip(("data", ""), data_wait.told(summary, config), strict=False):
+    for name, line in zip(("data", ""), told_of_waiting(summary, config), strict=False):
         console.print(f"{name:8}{line}")
     if used := resource_log.told(summary):
         console.print(f"used    {used}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.live import Live
 
 from tfdist.cli import voice
 from tfdist.cli.config_file import Configurable
@@ -110,8 +111,6 @@ def command(
 @contextlib.contextmanager
 def _shown(request: Request) -> Iterator[Callable[[TrialRow], None]]:
     """Encloses a search that is shown: as a table that grows, or in a pipe as lines."""
-    from rich.live import Live
-
     rows: dict[int, TrialRow] = {}
     console = stdout()
     live = Live(console=console, transient=True, auto_refresh=False)

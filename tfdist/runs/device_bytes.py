@@ -16,6 +16,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
 from tfdist.runs import traced_step
 from tfdist.step_graphs import step_graph
 
@@ -43,8 +45,6 @@ def of_a_step(model: Any, fit: Callable[[], Any]) -> dict[str, int]:
 
 def _run_noted(traced: Any, args: tuple[Any, ...]) -> tuple[list[Any], collections.Counter[str]]:
     """Runs steps in sessions; returns the notes of each, and device -> bytes of variables."""
-    import tensorflow as tf
-
     v1 = tf.compat.v1
     variables = step_graph.variables_of(traced)
     values = {name: variable.numpy() for name, variable in variables.items()}
@@ -107,8 +107,6 @@ def _placed_freely(traced: Any) -> Any:
 
 def _batches(traced: Any, args: tuple[Any, ...]) -> list[tuple[Any, list[Any]]]:
     """Returns (a batch, the inputs of the step that give it) of each replica, or of the step."""
-    import tensorflow as tf
-
     own = traced.inputs[: len(traced.inputs) - len(traced.captured_inputs)]
     if own[0].dtype != tf.resource:
         return [(tuple(one.numpy() for one in tf.nest.flatten(args) if one is not None), own)]

@@ -1,15 +1,16 @@
-"""What the epochs of a training led to: a row each, as its history and CloudWatch's lines show."""
+"""What ranks tell of steps and epochs: that they go on, and what each epoch has led to."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tfdist.compat import import_tensorflow
+from tfdist.launch.events import emit
 
 tf = import_tensorflow()
 
@@ -22,6 +23,29 @@ def numbers(logs: Mapping[str, Any] | None) -> dict[str, float]:
         names = [name] if values.size == 1 else [f"{name}_{n}" for n in range(values.size)]
         found |= dict(zip(names, map(float, values), strict=True))
     return found
+
+
+class Alive(tf.keras.callbacks.Callback):
+    """Tells the command now and then that steps go on.
+
+    Args:
+        event: of the steps that are done, counted from 1.
+        between_s: seconds between two events, at least.
+    """
+
+    _supports_tf_logs = True  # Keras need not bring them to the host.
+
+    def __init__(self, event: Callable[[int], dict[str, Any]], between_s: float = 1.0):
+        super().__init__()
+        self._event, self._between_s = event, between_s
+        self._told_at = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if (now := time.monotonic()) - self._told_at >= self._between_s:
+            self._told_at = now
+            emit(self._event(batch + 1))
+
+    on_test_batch_end = on_predict_batch_end = on_train_batch_end
 
 
 class EpochRows(tf.keras.callbacks.Callback):

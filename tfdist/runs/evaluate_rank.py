@@ -15,7 +15,7 @@ from tfdist.compat import import_tensorflow
 from tfdist.errors import CheckpointError, DataError, LaunchError, WriteError, first_line
 from tfdist.launch.events import emit, emit_numbers
 from tfdist.runs import fitting, ranks, requested_callbacks
-from tfdist.runs.epoch_rows import numbers
+from tfdist.runs.epoch_rows import Alive, numbers
 from tfdist.runs.files import read_rows, write_history
 from tfdist.runs.folder import RunFolder
 from tfdist.training.checkpoints import checkpoint_files
@@ -24,17 +24,6 @@ tf = import_tensorflow()
 _INTERVAL_S = 1.0
 # Longer than an epoch may take; or so many times the longest wait between two checkpoints.
 _PATIENCE_S, _PATIENCE = 3600.0, 10
-
-
-class _Alive(tf.keras.callbacks.Callback):
-    """Tells that an evaluation goes on."""
-
-    _told_at = 0.0
-
-    def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        if (now := time.monotonic()) - self._told_at >= _INTERVAL_S:
-            self._told_at = now
-            emit({"event": "waiting"})  # No step, which would be one of the training.
 
 
 class _Watch:
@@ -182,7 +171,8 @@ def evaluate(config: dict[str, Any]) -> None:
             rows = read_rows(folder.evaluations)
             if all((row["epoch"], row["step"]) != (epoch, step) for row in rows):
                 emit({"event": "evaluating", "long": True})
-                found = model.evaluate(data, verbose=0, return_dict=True, callbacks=[_Alive()])
+                alive = Alive(lambda step: {"event": "waiting"})  # A step would be the training's.
+                found = model.evaluate(data, verbose=0, return_dict=True, callbacks=[alive])
                 row = {"epoch": epoch, "step": step, **numbers(found)}
                 _keep(folder, row)
                 emit_numbers({"event": "evaluated", "row": row, "path": str(path)}, "row")

@@ -95,7 +95,7 @@ class Fitting:
                 f"tfdist: model '{self.model.name}' has neither a call nor a test_step, so it is "
                 "trained, and not evaluated"
             )
-        self.feed = self._dataset("train")
+        self.feed = dataset(strategy, sources["train"], self._config, training=True)
 
     @property
     def for_rows(self) -> dict[str, Any]:
@@ -107,7 +107,9 @@ class Fitting:
 
     def held_out(self, split: str) -> TrainingData | None:
         """Returns the batches of a split that is not trained on; None where it is not read."""
-        return self._dataset(split) if split in self.splits else None
+        if split not in self.splits:
+            return None
+        return dataset(self._strategy, self._sources[split], self._config, training=False)
 
     def checkpoints(self, directory: str | os.PathLike, *, resume: bool) -> Checkpoints:
         """Returns the callback that keeps checkpoints in ``directory``."""
@@ -170,7 +172,3 @@ class Fitting:
         )
         emit({"event": "trained", "long": True})  # Data for the test, and perhaps its trace.
         return wished
-
-    def _dataset(self, split: str) -> TrainingData:
-        source, is_training = self._sources[split], split == "train"
-        return dataset(self._strategy, source, self._config, training=is_training)

@@ -247,12 +247,8 @@ class RunFolder:
         """Removes what killed processes have left half-written; they have all ended."""
         self.settle()
         for left in list(self.place.iterdir()) if self.place.is_dir() else ():
-            if not _is_unfinished(left):
-                continue
-            if left.is_dir() and not left.is_symlink():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
+            if _is_unfinished(left):
+                checkpoint_files.remove(left)
         if self.checkpoints.is_dir():
             checkpoint_files.remove_unfinished(self.checkpoints)
         places.remove_unfinished(self.traces)

@@ -120,22 +120,13 @@ def _unit(where: Where) -> int:
 
 
 def _try(config: dict[str, Any], where: Where, *, is_least: bool) -> Try:
-    told: list[str] = []
-
-    def take(_: int, event: dict[str, Any]) -> None:
-        if event["event"] in ("full", "fits"):
-            told.append(event["event"])
-
-    failed = None
+    told: set[str] = set()
+    why = ""
     try:
-        ranks.run(RANK, config, where, take)
-    except RankFailedError as error:
-        if "full" not in told and is_least:
+        ranks.run(RANK, config, where, lambda _, event: told.add(event["event"]))
+    except (RankFailedError, SilentError) as error:
+        if isinstance(error, RankFailedError) and is_least and "full" not in told:
             raise
-        failed = error.received
-    except SilentError as error:
-        failed = error.received
-    if "full" in told:
-        failed = "out of memory"
-    rows = config["rows"]
-    return Try(rows=rows, fits=True) if failed is None else Try(rows=rows, fits=False, why=failed)
+        why = error.received
+    why = "out of memory" if "full" in told else why
+    return Try(rows=config["rows"], fits=not why, why=why)

@@ -50,7 +50,7 @@ class MetricsFile:
         output: of the training, a label of each number.
 
     Raises:
-        OptionError: there is no such folder.
+        OptionError: there is no such folder, or the file is a pipe or a device.
     """
 
     def __init__(self, path: str | os.PathLike, output: str):
@@ -60,6 +60,12 @@ class MetricsFile:
                 "--metrics-file must lie in a folder that exists",
                 received=f"no folder {self._path.parent}",
                 mend="Make it first",
+            )
+        if self._path.exists() and not (self._path.is_file() or self._path.is_dir()):
+            raise OptionError(  # Another file takes its place, as of /dev/null for all programs.
+                "--metrics-file must be a regular file",
+                received=f"{self._path}, a pipe or a device",
+                mend="Name another one, such as training.prom",
             )
         self._labels = {"output": output}
         self._values: dict[str, float] = dict.fromkeys(_COUNTED.values(), 0)

@@ -72,8 +72,14 @@ def watched(option: str, given: str | Mapping[str, Any]) -> dict[str, Any]:
         monitor, *rest = given.split(",")
         pairs = {"monitor": monitor.strip()}
         for text in rest:
-            key, _, value = text.partition("=")
-            pairs[key.strip()] = value.strip()
+            key, _, value = (part.strip() for part in text.partition("="))
+            if key in pairs:
+                raise OptionError(
+                    f"{key} of {option} must be given once",
+                    received=repr(given),
+                    mend="Leave one of them out",
+                )
+            pairs[key] = value
     else:
         pairs = {}
     monitor = pairs.pop("monitor", None)

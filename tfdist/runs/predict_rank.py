@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-import time
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from tfdist.launch.events import emit, emit_numbers
 from tfdist.records.format.manifest import find_split, load_manifest
 from tfdist.records.reading.stored import Section
 from tfdist.runs import prediction_table, ranks
-from tfdist.runs.epoch_rows import numbers
+from tfdist.runs.epoch_rows import Alive, numbers
 from tfdist.runs.files import replacing
 from tfdist.runs.predicting import TABLES
 from tfdist.runs.requested_callbacks import writing
@@ -31,23 +31,6 @@ if TYPE_CHECKING:
 
 tf = import_tensorflow()
 _BETWEEN_S = 0.2
-
-
-class Progress(tf.keras.callbacks.Callback):
-    """Tells the command how far this rank is."""
-
-    def __init__(self, steps: int):
-        super().__init__()
-        self._steps = steps
-        self._told_at = 0.0
-
-    def on_predict_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        now = time.monotonic()
-        if now - self._told_at >= _BETWEEN_S:
-            self._told_at = now
-            emit({"event": "step", "step": batch + 1, "steps": self._steps})
-
-    on_test_batch_end = on_predict_batch_end
 
 
 def _built(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingData]:
@@ -92,16 +75,22 @@ def _built(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingDat
     return model, data
 
 
+def _begun(steps: int) -> Alive:
+    """Tells that a model is ready; returns the callback that tells how far this rank is."""
+    emit({"event": "begun", "long": True})  # The first step traces.
+    return Alive(lambda step: {"event": "step", "step": step, "steps": steps}, _BETWEEN_S)
+
+
 def predict(config: dict[str, Any]) -> None:
     from tfdist.keras.losses import compiled_losses
 
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
         model, data = _built(strategy, config)
         path = Path(config["output"])
-        _check_fits(path, _known_outputs(model))
+        known = zip(_output_names(model), _known_shapes(model), strict=False)
+        _check_fits(path, {name: shape.rank for name, shape in known})
         load(model, config["weights"])
-        emit({"event": "begun", "long": True})  # The first step traces.
-        progress = Progress(data.steps_per_epoch)
+        progress = _begun(data.steps_per_epoch)
         predicted = model.predict(data, verbose=0, callbacks=[progress])
         outputs = named_outputs(model, predicted)
         if strategy.topology.is_chief:
@@ -109,7 +98,8 @@ def predict(config: dict[str, Any]) -> None:
                 if path.suffix in TABLES:
                     losses = named_losses(compiled_losses(model), predicted, list(outputs))
                     columns = _columns(config, losses, outputs)
-                    prediction_table.write_table(path, columns, _tell_of_writing)
+                    goes_on = functools.partial(emit, {"event": "writing", "long": True})
+                    prediction_table.write_table(path, columns, goes_on)
                 else:
                     _write(path, outputs)
             told = {name: [list(rows.shape), rows.dtype.name] for name, rows in outputs.items()}
@@ -117,17 +107,12 @@ def predict(config: dict[str, Any]) -> None:
         strategy.from_chief(None)  # None ends, and is taken for lost, while the chief writes.
 
 
-def _tell_of_writing() -> None:
-    emit({"event": "writing", "long": True})
-
-
 def evaluate(config: dict[str, Any]) -> None:
     _, split, manifest = find_split(Path(config["data"]))
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
         model, data = _built(strategy, config)
         load(model, config["weights"])
-        emit({"event": "begun", "long": True})  # The first step traces.
-        progress = Progress(data.steps_per_epoch)
+        progress = _begun(data.steps_per_epoch)
         found = model.evaluate(data, verbose=0, return_dict=True, callbacks=[progress])
         if strategy.topology.is_chief:
             records = manifest.splits[split].records
@@ -170,16 +155,6 @@ def load(model: Any, path: str) -> None:
 def _is_of_weights(record: logging.LogRecord) -> bool:
     """Whether a line is not of the optimizer, whose slots nothing here needs."""
     return "loading for optimizer" not in record.getMessage()
-
-
-def _known_outputs(model: Any) -> dict[str, int | None]:
-    """Returns the dimensions of what a model will predict; nothing where only its own code tells.
-
-    Returns:
-        By the name of the output; None where they are unknown.
-    """
-    names = _output_names(model)
-    return {n: shape.rank for n, shape in zip(names, _known_shapes(model), strict=False)}
 
 
 def _has_one_shape(model: Any) -> bool:

@@ -154,7 +154,7 @@ def write_table(
                 tell()
             parquet.write_table(pyarrow.table(table), temporary)
             return
-        rows = _told(_plain_rows(columns), tell)
+        rows = _plain_rows(columns, tell)
         with temporary.open("w", newline="", encoding="utf-8") as file:
             if path.suffix == ".csv":
                 writer = csv.writer(file)
@@ -168,16 +168,10 @@ def write_table(
                 file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _told(rows: Iterator[Any], tell: Callable[[], None]) -> Iterator[Any]:
-    for number, row in enumerate(rows):
-        if number % _ROWS_BETWEEN == 0:
-            tell()
-        yield row
-
-
-def _plain_rows(columns: Mapping[str, np.ndarray]) -> Iterator[Any]:
+def _plain_rows(columns: Mapping[str, np.ndarray], tell: Callable[[], None]) -> Iterator[Any]:
     """Yields rows of plain values: as lists, all of them would be several times as large."""
     for start in range(0, max(map(len, columns.values())), _ROWS_BETWEEN):
+        tell()
         some = (values[start : start + _ROWS_BETWEEN] for values in columns.values())
         yield from zip(*map(_as_text_needs, some), strict=True)
 

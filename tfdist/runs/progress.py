@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from tfdist.runs.data_wait import MUCH
+from tfdist.errors import TfdistError
 from tfdist.runs.results_text import log, told
 
 # Of an epoch's row: what its line tells in other words, and what only history.csv has.
@@ -13,6 +14,11 @@ _TOLD_APART = (
     *("epoch", "seconds", "samples_per_s", "data_wait"),
     *("round_seconds", "bytes_down", "bytes_up"),
 )
+
+# A share of the steps' time: below it, other things are worth a look first.
+_MUCH = 0.2
+_SMALL_SHARD_BYTES = 1 << 20
+_KEPT_BYTES = 512 << 20
 
 
 class Progress:
@@ -90,7 +96,7 @@ def _epoch_line(event: dict[str, Any], epochs: int) -> str:
     row = event["row"]
     values = listed({name: value for name, value in row.items() if name not in _TOLD_APART})
     speed = _speed(event, row["samples_per_s"])
-    if row.get("data_wait", 0.0) > MUCH:
+    if row.get("data_wait", 0.0) > _MUCH:
         speed += f"  {row['data_wait']:.0%} of it waiting for data"
     return f"epoch {row['epoch']}/{epochs}  {row['seconds']:.1f} s  {speed}  {values}"
 
@@ -109,3 +115,45 @@ def _evaluation_line(row: dict[str, float]) -> str:
 def listed(values: dict[str, float]) -> str:
     """Returns metrics as one line for people."""
     return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+
+
+def told_of_waiting(summary: dict[str, Any], config: dict[str, Any]) -> list[str]:
+    """Returns lines for people: what share it was, and what to change where it was much.
+
+    Args:
+        summary: of the training, as in metrics.json.
+        config: what it was asked for.
+    """
+    share = summary.get("data_wait")
+    if share is None:
+        return [
+            "waiting was not measured: an execution of several steps (steps_per_execution) fetches "
+            "its batches itself"
+        ]
+    lines = [f"steps waited {share:.0%} of their time for data"]
+    if share > _MUCH:
+        lines.append(f"to wait less: {', or '.join(_remedies(config))}")
+    return lines
+
+
+def _remedies(config: dict[str, Any]) -> list[str]:
+    from tfdist.records.format.manifest import load_manifest
+
+    found = ["give each process more cores"]
+    if config.get("augment"):
+        found.append("change less with --augment")
+    try:
+        manifest = load_manifest(Path(config["splits"]["train"]).parent)
+    except TfdistError:
+        return found
+    shards = [shard for info in manifest.splits.values() for shard in info.shards]
+    images = [feature for feature in manifest.schema.features if feature.is_image]
+    if any(feature.reading.size is not None for feature in images):
+        found.append("write images in the size they are read in: tfdist shard --write-resized")
+    if sum(shard.bytes for shard in shards) < _KEPT_BYTES:
+        return found  # After the first epoch nothing is read any more.
+    if manifest.compression != "none" and not images:
+        found.append("write shards that are not compressed: tfdist shard --compression none")
+    if len(shards) > len(manifest.splits) and all(s.bytes < _SMALL_SHARD_BYTES for s in shards):
+        found.append("write fewer, larger shards: tfdist shard --num-shards")
+    return found

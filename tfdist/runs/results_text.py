@@ -52,20 +52,12 @@ def told(event: dict[str, Any], rank: int, epochs: int, steps: int | None) -> di
             "steps_per_epoch": steps,
             **more,
         }
-    if kind == "epoch":
-        row = event["row"]
-        times = {name: row[name] for name in _OF_TIME if name in row}
-        metrics = {name: value for name, value in row.items() if name not in _OF_TIME}
-        return {"event": kind, "epochs": epochs, **times, "metrics": metrics}
-    if kind == "evaluated":
-        row, place = event["row"], ("epoch", "step")
-        metrics = {name: value for name, value in row.items() if name not in place}
-        return {
-            "event": kind,
-            "path": event["path"],
-            **{name: row[name] for name in place},
-            "metrics": metrics,
-        }
+    if kind in ("epoch", "evaluated"):
+        row, names = event["row"], _OF_TIME if kind == "epoch" else ("epoch", "step")
+        about = {"epochs": epochs} if kind == "epoch" else {"path": event["path"]}
+        about |= {name: row[name] for name in names if name in row}
+        metrics = {name: value for name, value in row.items() if name not in names}
+        return {"event": kind, **about, "metrics": metrics}
     if kind in ("checkpoint", "best"):
         return {key: value for key, value in event.items() if key != "long"}
     return None

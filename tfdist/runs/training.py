@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crc32c import crc32c
+
 from tfdist import topology
 from tfdist.errors import DataError, DivergedError, OptionError
 from tfdist.launch.jobs import Where
@@ -398,8 +400,6 @@ def fingerprint(split: str) -> str:
     Args:
         split: one that ``find_splits`` has found.
     """
-    from crc32c import crc32c
-
     from tfdist.records.format.manifest import load_manifest
 
     place = local_shards(split)

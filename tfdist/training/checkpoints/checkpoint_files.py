@@ -99,7 +99,7 @@ def remove_unfinished(folder: Path, failed: str | None = None) -> None:
         part = _PART.fullmatch(path.name)
         is_half = part and part[1] not in whole  # Without an index nothing can be read.
         if is_half or _TEMPORARY.fullmatch(path.name):
-            _remove(path)
+            remove(path)
 
 
 def keep_last(folder: Path, name: str, keep: int) -> None:
@@ -130,7 +130,7 @@ def remove_all(folder: Path) -> None:
     """Removes the checkpoints, and the folder when nothing else is in it."""
     for path in _children(folder):
         if is_ours(path.name):
-            _remove(path)
+            remove(path)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
@@ -180,7 +180,8 @@ def _children(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Removes a file, a link, or a folder with what is in it."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

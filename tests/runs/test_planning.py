@@ -1,4 +1,4 @@
-"""A plan's bytes beside those of its steps, in processes of their own."""
+"""What a plan measures: bytes of its steps, and what rows do not change of their time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tfdist.planning.candidates import Candidate
 from tfdist.planning.devices import DeviceTable
 from tfdist.planning.plan import Speed
 from tfdist.planning.report import make_plan
-from tfdist.runs.checking import check_plan
 from tfdist.runs.needs import find_needs
+from tfdist.runs.planning import check_plan, fixed_seconds
 
 _MODEL = """
 from tensorflow import keras
@@ -53,3 +53,21 @@ def test_devices_that_are_not_here_are_refused():
     )
     with pytest.raises(OptionError, match="--check must be of a plan for this machine's CPU"):
         check_plan("model.py:model_fn", made)
+
+
+def test_what_rows_do_not_change_is_where_their_line_begins():
+    assert fixed_seconds({16: 0.031, 64: 0.034}) == pytest.approx(0.03)
+    assert fixed_seconds({64: 0.4, 16: 0.1}) == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        pytest.param({16: 0.03, 64: 0.03}, id="no slope"),
+        pytest.param({16: 0.04, 64: 0.03}, id="noise"),
+        pytest.param({1: 0.03}, id="one row"),
+        pytest.param({16: 0.1, 64: 0.5}, id="begins below zero"),
+    ],
+)
+def test_what_tells_nothing_is_all_computing(measured):
+    assert fixed_seconds(measured) == 0.0
