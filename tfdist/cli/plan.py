@@ -16,15 +16,9 @@ from tfdist.cli.console import stdout
 from tfdist.cli.option_table import options_of, others_than, plot_option
 from tfdist.cli.process_options import optional_model_option
 from tfdist.errors import OptionError, spelt
-<<<<<<< HEAD
-from tfdist.planning.devices import DeviceTable
-from tfdist.planning.placement import Ending, Placement, place, read_jobs, when_ended
-=======
 from tfdist.planning.devices import Cluster, DeviceTable
-from tfdist.planning.job_file import read_jobs
-from tfdist.planning.placement import Ending, Placement, place, when_ended
+from tfdist.planning.placement import Ending, Placement, place, read_jobs, when_ended
 from tfdist.planning.plan import Row
->>>>>>> diet-shell
 from tfdist.planning.report import Plan
 from tfdist.records.report_text import table_of
 from tfdist.runs.planning import Check, check_plan, plan, refuse_other_devices
