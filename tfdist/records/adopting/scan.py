@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crc32c import crc32c
-
 from tfdist.records.adopting.feature_statistics import Found
 from tfdist.records.format.checking import Fault, ShardReader, check_records
-from tfdist.records.format.encoding import HEADER_BYTES, mask
+from tfdist.records.format.encoding import HEADER_BYTES, length_in
 from tfdist.records.format.examples import features_of
 from tfdist.records.format.files import open_regular, unreadable
 from tfdist.records.format.wire import NoMessageError
@@ -132,7 +129,7 @@ def _compression(path: Path) -> str:
     with open_regular(path) as file:
         head = file.read(HEADER_BYTES)
     # A record can have a length that looks so; then its checksum is right.
-    if len(head) == HEADER_BYTES and struct.unpack_from("<I", head, 8)[0] == mask(crc32c(head[:8])):
+    if len(head) == HEADER_BYTES and length_in(head) is not None:
         return "none"
     if head[:3] == _GZIP_MAGIC:
         return "gzip"

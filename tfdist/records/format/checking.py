@@ -12,10 +12,11 @@ from crc32c import crc32c
 
 from tfdist.errors import CorruptShardError, TfdistError, unknown_choice
 from tfdist.records.buckets.cache import local_shards
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, mask
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, length_in, mask
 from tfdist.records.format.examples import values_in
 from tfdist.records.format.files import open_regular, unreadable
 from tfdist.records.format.manifest import (
+    FRAME_BYTES,
     Manifest,
     ShardInfo,
     client_folders,
@@ -239,9 +240,8 @@ def check_records(
         if len(header) < HEADER_BYTES:
             faults.append(Fault(*where, reader.broken or _truncated(HEADER_BYTES, len(header))))
             return faults, None
-        (size,) = struct.unpack_from("<Q", header)
-        (stored,) = struct.unpack_from("<I", header, 8)
-        if stored != mask(crc32c(header[:8])):
+        size = length_in(header)
+        if size is None:
             faults.append(Fault(*where, "the length does not match its checksum"))
             # Only records that all have one length show where the next one begins.
             if fixed_bytes is None:
@@ -260,7 +260,7 @@ def check_records(
         elif look is not None and (reason := look(data)):
             faults.append(Fault(*where, reason))
         record += 1
-        offset += HEADER_BYTES + size + FOOTER_BYTES
+        offset += FRAME_BYTES + size
     if reader.broken is not None:
         faults.append(Fault(file, record, offset, reader.broken))
         return faults, None

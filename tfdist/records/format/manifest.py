@@ -28,7 +28,7 @@ COMPRESSIONS = ("none", "gzip")
 ADOPTED = "adopted"
 # Of anything that is counted: sums of some of them stay 64-bit numbers.
 _MOST = 1 << 48
-# Of the frame of a record, see ``wire``.
+# Of the frame around a record, see ``encoding``.
 FRAME_BYTES = 16
 _LONGEST_NAME_BYTES = 255
 _SEQUENCE_EXAMPLE = "sequence_example"
@@ -129,6 +129,11 @@ class Layout:
 
     record_bytes: int
     slots: Mapping[str, Slot]
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of a record in its frame."""
+        return self.record_bytes + FRAME_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -508,13 +513,10 @@ def _check_files(splits: Mapping[str, SplitInfo], layout: Layout | None) -> None
     shards = [shard for split in splits.values() for shard in split.shards]
     if len({shard.file for shard in shards}) != len(shards):
         raise DataError("each shard must be named once", received="a file that comes twice")
-    if layout is None:
-        return
-    frame_bytes = FRAME_BYTES + layout.record_bytes
-    for shard in shards:
-        if shard.bytes != shard.records * frame_bytes:
+    for shard in shards if layout is not None else ():
+        if shard.bytes != shard.records * layout.frame_bytes:
             raise DataError(
-                f"{shard.file} must have {frame_bytes} bytes for each record",
+                f"{shard.file} must have {layout.frame_bytes} bytes for each record",
                 received=f"{shard.bytes} bytes for {shard.records} records",
             )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import os
 import select
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ import tensorflow as tf
 from crc32c import crc32c
 
 from tfdist.errors import CorruptShardError, DataError, TfdistError
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, mask
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, is_summed, length_in
 from tfdist.records.format.manifest import Manifest, ShardInfo, SplitInfo
 from tfdist.records.reading.shard_source import ShardSource
 from tfdist.records.reading.source import Wanted, shuffled_by
@@ -236,8 +235,8 @@ def _read_shard(
             return
         if len(header) < HEADER_BYTES:
             raise corrupt(f"the stream ends ({len(header)} of {HEADER_BYTES} bytes)")
-        length, stored = struct.unpack("<QI", header)
-        if stored != mask(crc32c(header[:8])):
+        length = length_in(header)
+        if length is None:
             raise corrupt("the length does not match its checksum")
         if length > most:
             raise corrupt(f"the length is {length}, more than any shard has")
@@ -245,7 +244,7 @@ def _read_shard(
         if len(body) < length + FOOTER_BYTES:
             raise corrupt(f"the stream ends ({len(body)} of {length + FOOTER_BYTES} bytes)")
         data = body[:length]
-        if struct.unpack_from("<I", body, length)[0] != mask(crc32c(data)):
+        if not is_summed(data, body[length:]):
             raise corrupt("the data does not match its checksum")
         checksum = crc32c(body, crc32c(header, checksum))
         record += 1

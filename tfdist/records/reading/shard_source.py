@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import CorruptShardError, DataError, TfdistError
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES
 from tfdist.records.format.files import regular_size, unreadable
 from tfdist.records.format.intact import Intact
 from tfdist.records.format.manifest import Manifest, ShardInfo, find_split
@@ -89,7 +88,7 @@ class ShardSource(OrderedRecords):
         self._decode = make_decoder(manifest.schema, manifest.layout, framed=self._gives_frames)
         self.schema = manifest.schema
         self._layout = layout = manifest.layout
-        self._frame_bytes = layout and HEADER_BYTES + layout.record_bytes + FOOTER_BYTES
+        self._frame_bytes = layout and layout.frame_bytes
         # Of one serialised record; images hardly shrink when their shard is compressed.
         self._stored_bytes = (
             manifest.layout.record_bytes

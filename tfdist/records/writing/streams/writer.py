@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -12,13 +11,7 @@ import numpy as np
 
 from tfdist import __version__
 from tfdist.records.format.columns import Columns
-from tfdist.records.format.encoding import (
-    FOOTER_BYTES,
-    HEADER_BYTES,
-    make_framer,
-    make_layout,
-    varint_width,
-)
+from tfdist.records.format.encoding import cut_frames, make_framer, make_layout, varint_width
 from tfdist.records.format.manifest import Layout, Manifest
 from tfdist.records.format.offsets import write_offsets
 from tfdist.records.wording import no_record
@@ -186,7 +179,7 @@ class _Framer:
 
     def _mean_of(self, columns: Columns) -> float:
         if self.layout is not None:
-            return HEADER_BYTES + self.layout.record_bytes + FOOTER_BYTES
+            return self.layout.frame_bytes
         rows = np.unique(np.linspace(0, columns.num_records - 1, 64).astype(np.int64))
         return len(self._framer.frame(columns.block(rows))) / len(rows)
 
@@ -197,19 +190,6 @@ class _Framer:
             self._widths = {name: max(needed[name], self._widths[name]) for name in needed}
             self._framer = make_framer(self._schema, self._widths)
             self.layout = None
-
-
-def cut_frames(framed: bytes | memoryview) -> tuple[list[bytes], int]:
-    """Returns the framed records that are whole, and where the last of them ends."""
-    frames, at = [], 0
-    while len(framed) - at >= HEADER_BYTES:
-        (length,) = struct.unpack_from("<Q", framed, at)
-        end = at + HEADER_BYTES + length + FOOTER_BYTES
-        if end > len(framed):
-            break
-        frames.append(bytes(framed[at:end]))
-        at = end
-    return frames, at
 
 
 def _num_shards(
