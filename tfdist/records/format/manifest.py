@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any
 
 from crc32c import crc32c
 
-from tfdist.errors import DataError, cannot_write
+from tfdist.errors import DataError
 from tfdist.records.buckets.cache import local_shards
 from tfdist.records.format.files import open_regular, unreadable
 from tfdist.records.format.schema import Schema
+from tfdist.records.replacing import replacing
 
 MANIFEST_NAME = "manifest.json"
 # Version 2 has strings, features of variable length, and what becomes of them when they are read;
@@ -168,18 +168,13 @@ class Manifest:
         Raises:
             WriteError: it cannot be written; what was there is untouched.
         """
-        partial = folder / f".{MANIFEST_NAME}-{uuid.uuid4().hex}"
-        try:
-            with open(partial, "x", encoding="utf-8") as file:
-                file.write(self.to_text())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, folder / MANIFEST_NAME)
-        except OSError as error:
-            raise cannot_write(folder / MANIFEST_NAME, error) from error
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+        with (
+            replacing(folder / MANIFEST_NAME) as temporary,
+            open(temporary, "w", encoding="utf-8") as file,
+        ):
+            file.write(self.to_text())
+            file.flush()
+            os.fsync(file.fileno())
 
     def to_text(self) -> str:
         """Returns what is in the file."""
@@ -300,41 +295,32 @@ def load_manifest(folder: str | Path) -> Manifest:
         DataError: the folder or its manifest.json is missing, or is not one that tfdist wrote.
     """
     folder = local_shards(folder)
-    mend = _how_to_write(folder)
+    path = folder / MANIFEST_NAME
     if not folder.is_dir():
         raise DataError(
             "data must be a folder of shards",
             received=f"{'the file' if folder.exists() else 'no folder'} {folder}",
-            mend=mend,
+            mend=_how_to_write(folder),
         )
-    path = folder / MANIFEST_NAME
     try:
         with open_regular(path) as file:
-            text = file.read().decode("utf-8")
-        value = json.loads(text)
+            value = json.loads(file.read().decode("utf-8"))
         json.dumps(value, ensure_ascii=False).encode()  # What cannot be shown cannot be used.
     except FileNotFoundError:
-        raise DataError(
-            f"a folder of shards must have a {MANIFEST_NAME}",
-            received=f"none in {folder}",
-            mend=mend,
-        ) from None
+        rule, received = f"a folder of shards must have a {MANIFEST_NAME}", f"none in {folder}"
     except OSError as error:
-        raise DataError(
-            f"{path} must be a file that can be read",
-            received=f"one {unreadable(error)}",
-            mend=mend,
-        ) from None
+        rule, received = f"{path} must be a file that can be read", f"one {unreadable(error)}"
     except RecursionError:
-        raise DataError(f"{path} must be JSON", received="too many levels", mend=mend) from None
+        rule, received = f"{path} must be JSON", "too many levels"
     except ValueError as error:
-        raise DataError(f"{path} must be JSON", received=str(error), mend=mend) from None
-    try:
-        return Manifest.from_json(value)
-    except DataError as error:
-        raise DataError(
-            f"{path}: {error.rule}", received=error.received, mend=error.mend or mend
-        ) from None
+        rule, received = f"{path} must be JSON", str(error)
+    else:
+        try:
+            return Manifest.from_json(value)
+        except DataError as error:
+            mend = error.mend or _how_to_write(folder)
+            raise DataError(f"{path}: {error.rule}", received=error.received, mend=mend) from None
+    raise DataError(rule, received=received, mend=_how_to_write(folder))
 
 
 def splits_of(data: Any) -> tuple[Path, Mapping[str, SplitInfo]] | None:
