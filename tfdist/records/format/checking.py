@@ -100,9 +100,14 @@ def check(
 def damage(folder: Path, shard: ShardInfo, manifest: Manifest) -> CorruptShardError:
     """Returns the error for a shard that was found not to be as it was written."""
     faults = check_shard(folder, shard, manifest)
+    return damaged(folder, faults, f"{shard.file}, which changes while it is read")
+
+
+def damaged(folder: Path, faults: list[Fault], otherwise: str) -> CorruptShardError:
+    """Returns the error for shards with these faults; ``otherwise``: what is said without any."""
     return CorruptShardError(
         "shards must be as they were written",
-        received=str(faults[0]) if faults else f"{shard.file}, which changes while it is read",
+        received=str(faults[0]) if faults else otherwise,
         mend=f"See all faults with `tfdist inspect {folder} --check`",
     )
 
