@@ -6,7 +6,7 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.format.columns import Columns
-from tfdist.records.format.encoding import make_framer, make_layout
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, make_framer, make_layout
 
 DEFAULT_NUM_SHARDS = 4
 # Of a stream of unknown length: 3 GB make shards of 190 MB.
@@ -28,7 +28,7 @@ def frame_bytes(columns: Columns) -> float:
     widths = columns.varint_widths()
     layout = make_layout(columns.schema, widths)
     if layout is not None:
-        return layout.frame_bytes
+        return HEADER_BYTES + layout.record_bytes + FOOTER_BYTES
     some = np.unique(np.linspace(0, columns.num_records - 1, _SAMPLED_RECORDS).astype(np.int64))
     try:
         block = columns.block(some)

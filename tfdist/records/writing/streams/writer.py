@@ -11,7 +11,12 @@ import numpy as np
 
 from tfdist import __version__
 from tfdist.records.format.columns import Columns
-from tfdist.records.format.encoding import cut_frames, make_framer, make_layout, varint_width
+from tfdist.records.format.encoding import (
+    cut_frames,
+    make_framer,
+    make_layout,
+    varint_width,
+)
 from tfdist.records.format.manifest import Layout, Manifest
 from tfdist.records.format.offsets import write_offsets
 from tfdist.records.wording import no_record
