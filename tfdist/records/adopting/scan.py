@@ -67,15 +67,10 @@ def scan(
     return run_in_threads(names, scan_one, count=threads, progress=progress)
 
 
-def peek(folder: Path, names: Sequence[str], records: int) -> dict[str, Found] | None:
-    """Returns what the first records have; None where they cannot be read."""
-    for name in names:
-        scanned = scan_file(folder, name, None, limit=records)
-        if scanned.fault is not None:
-            return None
-        if scanned.found:
-            return scanned.found
-    return None
+def peek(folder: Path, name: str, records: int) -> dict[str, Found]:
+    """Returns what the first records of a file have; nothing where they cannot be read."""
+    scanned = scan_file(folder, name, None, limit=records)
+    return {} if scanned.fault is not None else scanned.found
 
 
 def scan_file(
