@@ -179,7 +179,15 @@ def adopt(
     found: dict[str, Found] = {}
     for item in scanned.values():
         for key, of_file in item.found.items():
-            found.setdefault(key, Found()).add(of_file)
+            of_all = found.setdefault(key, Found(of_file.in_list))
+            if of_all.in_list != of_file.in_list:
+                raise DataError(
+                    f"'{key}' of {files.folder} must be a feature in all files, or a feature list "
+                    "in all",
+                    received=f"one in {item.name}, where files before have the other",
+                    mend=f"Adopt them apart, with {spelt('out')}",
+                )
+            of_all.add(of_file)
     records = sum(item.records for item in scanned.values())
     described = _described(found, records, told)
     place = str(files.folder)

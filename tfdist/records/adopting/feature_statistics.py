@@ -111,7 +111,6 @@ class Found:
             self.step = other.step if self.step in (0, other.step) else -1
         self.binary = other.binary if not self.values or self.binary == other.binary else -1
         self.example = self.example or other.example
-        self.in_list |= other.in_list
         self.records += other.records
         self.kinds |= other.kinds
         if None in (self.class_counts, other.class_counts):

@@ -155,22 +155,20 @@ class _Looked:
         try:
             features, lists = features_of(record, self._is_wanted)
             for key, values in features.items():
-                self._of(key).take(record, values)
+                self._of(key, in_list=False).take(record, values)
             for key, steps in lists.items():
-                found = self._of(key)
-                if key in features or (found.records and not found.in_list):
-                    raise NoMessageError("a feature and a feature list of one name")
-                found.in_list = True
-                found.take_steps(record, steps)
+                self._of(key, in_list=True).take_steps(record, steps)
         except NoMessageError as error:
             self._is_broken = True
             return f"is no tf.train.Example ({error})"
         return None
 
-    def _of(self, key: bytes) -> Found:
+    def _of(self, key: bytes, *, in_list: bool) -> Found:
         found = self._found.get(key)
         if found is None:
-            found = self._found[key] = Found()
+            found = self._found[key] = Found(in_list)
+        if found.in_list != in_list:
+            raise NoMessageError("a feature and a feature list of one name")
         return found
 
     def found(self) -> dict[str, Found]:
