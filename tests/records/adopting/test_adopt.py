@@ -466,8 +466,14 @@ def test_options_that_cannot_hold(tmp_path):
         adopt(tmp_path, first_class="1")
     with pytest.raises(DataError, match="must be a folder of this machine"):
         adopt(tmp_path, "s3://bucket/folder")
-    with pytest.raises(OptionError, match="a text file with a name in each line"):
-        adopt(tmp_path, classes=tmp_path / "nowhere.txt")
+    for classes in (tmp_path / "nowhere.txt", 10):
+        with pytest.raises(OptionError, match="a text file with a name in each line"):
+            adopt(tmp_path, classes=classes)
+    for split in ({"train": ["a*", "b*"]}, {"train": 1}):
+        with pytest.raises(OptionError, match="a dict with the pattern of the files of each split"):
+            adopt(tmp_path, split=split)
+    with pytest.raises(OptionError, match="a split's name must be letters"):
+        adopt(tmp_path, split={1: "a*"})
     assert not (tmp_path / "manifest.json").exists()
 
 

@@ -123,7 +123,8 @@ def adopt(
             received=repr(first_class),
             mend=f"Give the smallest class id, such as {spelt('first_class', 1)}",
         )
-    if split is not None and not isinstance(split, Mapping):
+    is_by_pattern = isinstance(split, Mapping) and all(isinstance(p, str) for p in split.values())
+    if split is not None and not is_by_pattern:
         raise OptionError(
             "split must be a dict with the pattern of the files of each split",
             received=repr(split),
@@ -586,11 +587,11 @@ def _split(schema: Schema, scanned: Mapping[str, Scanned], names: Sequence[str])
 def _class_names(classes: Any) -> tuple[str, ...] | None:
     if classes is None:
         return None
-    if not isinstance(classes, str | os.PathLike):
-        return tuple(classes)
     try:
+        if not isinstance(classes, str | os.PathLike):
+            return tuple(classes)
         lines = Path(classes).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise OptionError(
             "classes must be a text file with a name in each line, or a list of names",
             received=f"{classes}, which cannot be read ({error})",
