@@ -65,11 +65,12 @@ class ShardStore(ClientStore):
     @classmethod
     def of_split(cls, folder: Path, split: str, manifest: Manifest) -> ShardStore:
         """Returns the clients of a split whose shards have clients."""
-        parts = {}
-        for client, shards in manifest.splits[split].clients.items():
-            counted = [shard.class_counts for shard in shards]
-            parts[client] = _Part(folder, manifest, shards, _sum_counts(counted))
-        return cls(parts, manifest.schema, partition=manifest.splits[split].partition)
+        info = manifest.splits[split]
+        parts = {
+            client: _Part(folder, manifest, shards, _sum_counts([s.class_counts for s in shards]))
+            for client, shards in info.clients.items()
+        }
+        return cls(parts, manifest.schema, partition=info.partition)
 
     @classmethod
     def of_folders(cls, root: Path, split: str | None) -> ShardStore:

@@ -307,13 +307,14 @@ def load_manifest(folder: str | Path) -> Manifest:
             value = json.loads(file.read().decode("utf-8"))
         json.dumps(value, ensure_ascii=False).encode()  # What cannot be shown cannot be used.
     except FileNotFoundError:
-        rule, received = f"a folder of shards must have a {MANIFEST_NAME}", f"none in {folder}"
+        rule = f"a folder of shards must have a {MANIFEST_NAME}"
+        received = f"none in {folder}"
     except OSError as error:
-        rule, received = f"{path} must be a file that can be read", f"one {unreadable(error)}"
-    except RecursionError:
-        rule, received = f"{path} must be JSON", "too many levels"
-    except ValueError as error:
-        rule, received = f"{path} must be JSON", str(error)
+        rule = f"{path} must be a file that can be read"
+        received = f"one {unreadable(error)}"
+    except (RecursionError, ValueError) as error:
+        rule = f"{path} must be JSON"
+        received = "too many levels" if isinstance(error, RecursionError) else str(error)
     else:
         try:
             return Manifest.from_json(value)
