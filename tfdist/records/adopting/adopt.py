@@ -131,17 +131,19 @@ def adopt(
             mend="Write split={'train': 'part-*'}",
         )
     names = _class_names(classes)
-    sources = [source] if isinstance(source, str | os.PathLike) else source
-    for place in (*sources, *([] if out is None else [out])):
+    given = [source] if isinstance(source, str | os.PathLike) else list(source)
+    for place in (*given, *([] if out is None else [out])):
         possible(place)
-    home = _home(source, out)
+    home = _home(given, out)
     before = None if home is None else _manifest_of(home)
     is_new = said.names_columns or any(it is not None for it in (split, names, first_class))
-    if before is not None and out is not None:
-        _check_same_files(source, home, before)
-    if before is not None and not is_new:
-        return _read_otherwise(home, before, reading, tell)
-    if before is not None:
+    if before is None:
+        files = find_files(given)
+    else:
+        if out is not None:
+            _check_same_files(given, home, before)
+        if not is_new:
+            return _read_otherwise(home, before, reading, tell)
         if not before.is_adopted:
             raise DataError(
                 f"only how the shards of {home} are read can be changed, which must be said with "
@@ -150,9 +152,6 @@ def adopt(
                 mend="Leave them out",
             )
         said = _as_before(said, before)
-    if before is None:
-        files = find_files(source)
-    else:
         out, files = home, _files_again(before.shard_folder(home), before)
     folder = files.folder if out is None else _new_folder(Path(out), before)
     if out is None and os.path.lexists(folder / MANIFEST_NAME):
@@ -234,15 +233,11 @@ def adopt(
 # What is there already ------------------------------------------------------------------------
 
 
-def _home(source: Any, out: Any) -> Path | None:
+def _home(given: Sequence[Any], out: Any) -> Path | None:
     """Returns the folder that the manifest is in, or would be, where that is clear at once."""
     if out is not None:
         return Path(out)
-    if isinstance(source, Sequence) and not isinstance(source, str) and len(source) == 1:
-        source = source[0]
-    if isinstance(source, str | os.PathLike) and Path(source).is_dir():
-        return Path(source)
-    return None
+    return Path(given[0]) if len(given) == 1 and Path(given[0]).is_dir() else None
 
 
 def _manifest_of(folder: Path) -> Manifest | None:
@@ -263,9 +258,8 @@ def _manifest_of(folder: Path) -> Manifest | None:
         ) from None
 
 
-def _check_same_files(source: Any, home: Path, before: Manifest) -> None:
+def _check_same_files(given: Sequence[Any], home: Path, before: Manifest) -> None:
     """Raises DataError where files are named that the manifest in ``home`` is not of."""
-    given = [source] if isinstance(source, str | os.PathLike) else list(source)
     if len(given) == 1 and os.path.realpath(given[0]) == os.path.realpath(home):
         return
     # A folder may have files that are not called as shards, which were named by a pattern.
