@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfdist.errors import OptionError, cannot_write, package_missing
+from tfdist.errors import OptionError, package_missing
+from tfdist.records.replacing import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,12 +43,5 @@ def checked(path: str | os.PathLike) -> Path:
 
 def save(drawn: Figure, target: Path) -> None:
     """Writes a figure whole, or not at all. Raises WriteError where it cannot be written."""
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        drawn.savefig(partial, dpi=100, format="png")
-        os.replace(partial, target)
-    except OSError as error:
-        raise cannot_write(target, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    with replacing(target) as temporary:
+        drawn.savefig(temporary, dpi=100, format="png")

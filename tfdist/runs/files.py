@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import DataError, cannot_write, read_json
+from tfdist.errors import DataError, read_json
+from tfdist.records.replacing import replacing
 
 # By its name what a table has at least, and the whole numbers that grow from row to row.
 _TABLES: dict[str, tuple[set[str], tuple[str, ...]]] = {
@@ -120,21 +119,3 @@ def write_history(path: Path, rows: list[dict[str, float]]) -> None:
 def write_json(path: Path, value: Any) -> None:
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=1) + "\n")
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside ``path`` that takes its place when all went well.
-
-    Raises:
-        WriteError: it cannot be written, as on a full disk.
-    """
-    # The suffix stays last: some writers choose their format by it.
-    temporary = path.with_name(f".{path.name}-{os.getpid()}{path.suffix}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -41,7 +41,7 @@ FILES = (
     *("model.keras", "best.keras"),
 )
 CHECKPOINTS = "checkpoints"
-# So they are called while written: by ``files.replacing``, and in folders by ``Strategy.save``.
+# So they are called while written: by ``replacing``, and in folders by ``Strategy.save``.
 _UNFINISHED = re.compile(
     "|".join(rf"\.{re.escape(name)}-\d+\.{name.partition('.')[2]}" for name in FILES), re.ASCII
 )

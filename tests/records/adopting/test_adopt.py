@@ -158,6 +158,21 @@ def test_sequence_examples_also_compressed(tmp_path, ending):
     assert batch(tmp_path)[0].numpy().tolist()[0] == [1, 0, 0]
 
 
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a"), ("a", "a")])
+def test_a_feature_here_and_a_feature_list_there_are_refused(tmp_path, names):
+    lists = [sequence_example({"label": n}, {"x": [1.0, float(n)]}) for n in range(2)]
+    features = [example(x=[1.0, float(n)], label=n) for n in range(2)]
+    if len({*names}) == 1:
+        write(tmp_path / "a.tfrecord", lists + features)
+        rule = "a feature and a feature list of one name"
+    else:
+        for name, records in zip(names, (lists, features), strict=True):
+            write(tmp_path / f"{name}.tfrecord", records)
+        rule = "a feature in all files, or a feature list in all, but found one in b.tfrecord"
+    with pytest.raises(DataError, match=rule):
+        adopt(tmp_path, inputs="x")
+
+
 # What the features are ------------------------------------------------------------------------
 
 
@@ -451,8 +466,14 @@ def test_options_that_cannot_hold(tmp_path):
         adopt(tmp_path, first_class="1")
     with pytest.raises(DataError, match="must be a folder of this machine"):
         adopt(tmp_path, "s3://bucket/folder")
-    with pytest.raises(OptionError, match="a text file with a name in each line"):
-        adopt(tmp_path, classes=tmp_path / "nowhere.txt")
+    for classes in (tmp_path / "nowhere.txt", 10):
+        with pytest.raises(OptionError, match="a text file with a name in each line"):
+            adopt(tmp_path, classes=classes)
+    for split in ({"train": ["a*", "b*"]}, {"train": 1}):
+        with pytest.raises(OptionError, match="a dict with the pattern of the files of each split"):
+            adopt(tmp_path, split=split)
+    with pytest.raises(OptionError, match="a split's name must be letters"):
+        adopt(tmp_path, split={1: "a*"})
     assert not (tmp_path / "manifest.json").exists()
 
 

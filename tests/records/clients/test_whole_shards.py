@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from tfdist.errors import CorruptShardError
 from tfdist.records import write
@@ -55,3 +57,19 @@ def test_short_missing_and_miscounted_shards(written, read):
     path.unlink()
     with pytest.raises(CorruptShardError, match="missing"):
         read(*written)
+
+
+def test_gzip_files_that_were_put_together_are_read_whole(written):
+    folder, shard, manifest = written
+    rows = read_rows(*written)
+    path = folder / shard.file
+    plain = (
+        path.read_bytes() if manifest.compression == "none" else gzip.decompress(path.read_bytes())
+    )
+    cut = 3 * manifest.layout.frame_bytes
+    content = gzip.compress(plain[:cut]) + gzip.compress(plain[cut:])
+    path.write_bytes(content)
+    put = dataclasses.replace(shard, bytes=len(content), checksum=f"{crc32c(content):08x}")
+    of_others = dataclasses.replace(manifest, compression="gzip")
+    assert read_rows(folder, put, of_others).tobytes() == rows.tobytes()
+    assert read_examples(folder, put, of_others) == [row.tobytes() for row in rows]

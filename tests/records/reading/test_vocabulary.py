@@ -77,6 +77,8 @@ def test_in_map_fn(folder):
         ((np.array(TEXTS), np.zeros(4)), {}, DataError, "must be one, or a dict of them by name"),
         ({"a": {"b": np.array(TEXTS)}}, {}, DataError, "several in a tuple, or within each other"),
         (np.array(TEXTS), {"max_token": 5}, OptionError, "found max_token. Choose from max_tokens"),
+        (np.array(TEXTS), {"vocabulary": ["a"]}, OptionError, "to read its vocabulary from the da"),
+        (np.array(TEXTS), {"output_mode": "no"}, OptionError, "that TextVectorization takes.*mode"),
     ],
 )
 def test_what_cannot_be(data, options, error, message):

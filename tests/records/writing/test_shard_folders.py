@@ -7,7 +7,7 @@ import pytest
 
 from tfdist.errors import CorruptShardError, DataError, OptionError
 from tfdist.records import check, load_manifest, write
-from tfdist.records.writing.streams.writer import cut_frames
+from tfdist.records.format.encoding import cut_frames
 
 
 @pytest.fixture(scope="module", params=["fixed", "varying"])

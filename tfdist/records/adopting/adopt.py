@@ -123,24 +123,27 @@ def adopt(
             received=repr(first_class),
             mend=f"Give the smallest class id, such as {spelt('first_class', 1)}",
         )
-    if split is not None and not isinstance(split, Mapping):
+    is_by_pattern = isinstance(split, Mapping) and all(isinstance(p, str) for p in split.values())
+    if split is not None and not is_by_pattern:
         raise OptionError(
             "split must be a dict with the pattern of the files of each split",
             received=repr(split),
             mend="Write split={'train': 'part-*'}",
         )
     names = _class_names(classes)
-    sources = [source] if isinstance(source, str | os.PathLike) else source
-    for place in (*sources, *([] if out is None else [out])):
+    given = [source] if isinstance(source, str | os.PathLike) else list(source)
+    for place in (*given, *([] if out is None else [out])):
         possible(place)
-    home = _home(source, out)
-    before = _manifest_of(home) if home is not None else None
+    home = _home(given, out)
+    before = None if home is None else _manifest_of(home)
     is_new = said.names_columns or any(it is not None for it in (split, names, first_class))
-    if before is not None and out is not None:
-        _check_same_files(source, home, before)
-    if before is not None and not is_new:
-        return _read_otherwise(home, before, reading, tell)
-    if before is not None:
+    if before is None:
+        files = find_files(given)
+    else:
+        if out is not None:
+            _check_same_files(given, home, before)
+        if not is_new:
+            return _read_otherwise(home, before, reading, tell)
         if not before.is_adopted:
             raise DataError(
                 f"only how the shards of {home} are read can be changed, which must be said with "
@@ -149,9 +152,6 @@ def adopt(
                 mend="Leave them out",
             )
         said = _as_before(said, before)
-    if before is None:
-        files = find_files(source)
-    else:
         out, files = home, _files_again(before.shard_folder(home), before)
     folder = files.folder if out is None else _new_folder(Path(out), before)
     if out is None and os.path.lexists(folder / MANIFEST_NAME):
@@ -163,11 +163,7 @@ def adopt(
             f"tfdist adopt {folder}",
         )
     if folder.is_dir() and not os.access(folder, os.W_OK):
-        raise DataError(
-            f"{folder} must be writable",
-            received="one that is not",
-            mend=f"Write the manifest elsewhere with {spelt('out', 'FOLDER')}",
-        )
+        raise _not_writable(folder, "one that is not")
     told = read_folder(files.folder)
     if before is None or split is not None:
         splits, notes = divide(files, split, told.name)
@@ -180,12 +176,20 @@ def adopt(
     used, empty = _without_empty(splits, scanned)
     if empty:
         notes.append(left_out(len(empty), "file", "without a record", empty))
-    found = _merged(scanned)
+    found: dict[str, Found] = {}
+    for item in scanned.values():
+        for key, of_file in item.found.items():
+            of_all = found.setdefault(key, Found(of_file.in_list))
+            if of_all.in_list != of_file.in_list:
+                raise DataError(
+                    f"'{key}' of {files.folder} must be a feature in all files, or a feature list "
+                    "in all",
+                    received=f"one in {item.name}, where files before have the other",
+                    mend=f"Adopt them apart, with {spelt('out')}",
+                )
+            of_all.add(of_file)
     records = sum(item.records for item in scanned.values())
-    described = {
-        name: describe(name, item, records, told.features.get(name))
-        for name, item in sorted(found.items())
-    }
+    described = _described(found, records, told)
     place = str(files.folder)
     chosen = choose(place, described, said, told)
     check_roles(place, chosen, described)
@@ -208,7 +212,7 @@ def adopt(
         source=ADOPTED,
         seed=0,
         stratified=False,
-        compression=_compression(scanned),
+        compression="gzip" if any(item.is_gzip for item in scanned.values()) else "none",
         written_by=f"tfdist {__version__}",
         shards_in=None if folder == files.folder else _from(folder, files.folder),
     )
@@ -216,11 +220,7 @@ def adopt(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(
-            f"{folder} must be writable",
-            received=str(error),
-            mend=f"Write the manifest elsewhere with {spelt('out', 'FOLDER')}",
-        ) from error
+        raise _not_writable(folder, str(error)) from error
     manifest.put(folder)
     # A help only: without it the frames tell where records begin.
     with contextlib.suppress(OSError):
@@ -233,15 +233,11 @@ def adopt(
 # What is there already ------------------------------------------------------------------------
 
 
-def _home(source: Any, out: Any) -> Path | None:
+def _home(given: Sequence[Any], out: Any) -> Path | None:
     """Returns the folder that the manifest is in, or would be, where that is clear at once."""
     if out is not None:
         return Path(out)
-    if isinstance(source, Sequence) and not isinstance(source, str) and len(source) == 1:
-        source = source[0]
-    if isinstance(source, str | os.PathLike) and Path(source).is_dir():
-        return Path(source)
-    return None
+    return Path(given[0]) if len(given) == 1 and Path(given[0]).is_dir() else None
 
 
 def _manifest_of(folder: Path) -> Manifest | None:
@@ -262,9 +258,8 @@ def _manifest_of(folder: Path) -> Manifest | None:
         ) from None
 
 
-def _check_same_files(source: Any, home: Path, before: Manifest) -> None:
+def _check_same_files(given: Sequence[Any], home: Path, before: Manifest) -> None:
     """Raises DataError where files are named that the manifest in ``home`` is not of."""
-    given = [source] if isinstance(source, str | os.PathLike) else list(source)
     if len(given) == 1 and os.path.realpath(given[0]) == os.path.realpath(home):
         return
     # A folder may have files that are not called as shards, which were named by a pattern.
@@ -301,7 +296,6 @@ def _read_otherwise(
 
 def _as_before(said: Asked, before: Manifest) -> Asked:
     """Returns what is said now, and where nothing is, what was taken before."""
-
     taken = {*(said.inputs or ()), *(said.label or ()), said.weight}
     left = [feature for feature in before.schema.features if feature.name not in taken]
     x, y, weights = ([f.name for f in left if f.role == r] for r in ("input", "label", "weight"))
@@ -337,6 +331,14 @@ def _splits_of(before: Manifest, files: Files) -> tuple[dict[str, list[str]], li
     ]
 
 
+def _not_writable(folder: Path, received: str) -> DataError:
+    return DataError(
+        f"{folder} must be writable",
+        received=received,
+        mend=f"Write the manifest elsewhere with {spelt('out', 'FOLDER')}",
+    )
+
+
 def _new_folder(out: Path, before: Manifest | None) -> Path:
     if before is None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise DataError(
@@ -370,18 +372,15 @@ def _scan(
 ) -> dict[str, Scanned]:
     names = [name for shards in splits.values() for name in shards]
     wanted = None
-    peeked = peek(files.folder, names[:1], _PEEKED_RECORDS)
+    peeked = peek(files.folder, names[0], _PEEKED_RECORDS)
     if peeked:
-        most = max(item.records for item in peeked.values())
-        described = {
-            name: describe(name, item, most, told.features.get(name))
-            for name, item in sorted(peeked.items())
-        }
+        described = _described(peeked, max(item.records for item in peeked.values()), told)
         asked = {*(said.inputs or ()), *(said.label or ()), *filter(None, [said.weight])}
         if asked <= set(described):  # What is not among the first may come later.
             wanted = {*choose(str(files.folder), described, said, told).used}
-    total = 0 if progress is None else sum(_bytes(files.folder, name) for name in names)
-    count = Counter(total, progress).add
+    # What is wrong with one is told where it is read.
+    paths = filter(os.path.isfile, (files.folder / name for name in names))
+    count = Counter(0 if progress is None else sum(map(os.path.getsize, paths)), progress).add
     scanned = {item.name: item for item in scan(files.folder, names, wanted, count)}
     faults = [item.fault for item in scanned.values() if item.fault is not None]
     faults += _wrong_lengths(splits, scanned, told)
@@ -398,11 +397,11 @@ def _scan(
     return scanned
 
 
-def _bytes(folder: Path, name: str) -> int:
-    try:
-        return os.stat(folder / name).st_size
-    except OSError:
-        return 0  # What is wrong with it is told where it is read.
+def _described(found: Mapping[str, Found], records: int, told: Folder) -> dict[str, Described]:
+    return {
+        name: describe(name, item, records, told.features.get(name))
+        for name, item in sorted(found.items())
+    }
 
 
 def _wrong_lengths(
@@ -453,14 +452,6 @@ def _without_empty(
     return used, empty
 
 
-def _merged(scanned: Mapping[str, Scanned]) -> dict[str, Found]:
-    found: dict[str, Found] = {}
-    for item in scanned.values():
-        for key, of_file in item.found.items():
-            found.setdefault(key, Found()).add(of_file)
-    return found
-
-
 # What becomes of it ---------------------------------------------------------------------------
 
 
@@ -481,18 +472,16 @@ def _schema(
         )
     elif not chosen.labels:
         notes.append(f"no label is read; name one with {spelt('labels', flag='--label')}")
-    weights = filter(None, [chosen.weight])
-    named = (("input", chosen.inputs), ("label", chosen.labels), ("weight", weights))
-    features = []
-    for role, names in named:
-        for name in names:
-            item = described[name]
-            notes += item.notes
-            if count := item.found.unfinite:
-                notes.append(f"{count:,} records have NaN or infinite values in '{name}'")
-            features.append(item.feature(role))
+    roles = {**dict.fromkeys(chosen.inputs, "input"), **dict.fromkeys(chosen.labels, "label")}
     earlier = {} if before is None else {f.name: f for f in before.schema.features}
-    features = [_read_as_before(feature, earlier.get(feature.name)) for feature in features]
+    features = []
+    for name in chosen.used:
+        item = described[name]
+        notes += item.notes
+        if count := item.found.unfinite:
+            notes.append(f"{count:,} records have NaN or infinite values in '{name}'")
+        feature = item.feature(roles.get(name, "weight"))
+        features.append(_read_as_before(feature, earlier.get(name)))
     schema = Schema(tuple(features))
     label = schema.class_label
     if label is None:
@@ -523,10 +512,8 @@ def _schema(
 
 def _read_as_before(feature: Feature, before: Feature | None) -> Feature:
     """Returns the feature with the reading that was chosen earlier, where it still fits."""
-    if before is None or (before.is_image, before.is_ragged) != (
-        feature.is_image,
-        feature.is_ragged,
-    ):
+    kind = (feature.is_image, feature.is_ragged)
+    if before is None or (before.is_image, before.is_ragged) != kind:
         return feature
     # That is found in the files, and no choice.
     reading = replace(before.reading, upright=feature.reading.upright)
@@ -591,18 +578,14 @@ def _split(schema: Schema, scanned: Mapping[str, Scanned], names: Sequence[str])
     )
 
 
-def _compression(scanned: Mapping[str, Scanned]) -> str:
-    return "gzip" if any(item.is_gzip for item in scanned.values()) else "none"
-
-
 def _class_names(classes: Any) -> tuple[str, ...] | None:
     if classes is None:
         return None
-    if not isinstance(classes, str | os.PathLike):
-        return tuple(classes)
     try:
+        if not isinstance(classes, str | os.PathLike):
+            return tuple(classes)
         lines = Path(classes).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise OptionError(
             "classes must be a text file with a name in each line, or a list of names",
             received=f"{classes}, which cannot be read ({error})",

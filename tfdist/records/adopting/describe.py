@@ -83,11 +83,11 @@ def describe(name: str, found: Found, records: int, told: Told | None) -> Descri
         told: what the folder says of the key.
     """
     kinds = found.kinds - {"none"}
-    kind = next(iter(kinds)) if len(kinds) == 1 else "bytes"
-    missing = records - found.records
     if len(kinds) != 1:
         lists = " and ".join(sorted(kinds)) or "no values"
-        return _of(name, kind, found, kind="values of several kinds", problem=f"{lists} lists")
+        return _of(name, "bytes", found, kind="values of several kinds", problem=f"{lists} lists")
+    (kind,) = kinds
+    missing = records - found.records
     if kind == "bytes" and found.values and found.images:
         return _image(name, found, missing, told)
     if kind == "bytes" and told is not None and told.is_raw:
@@ -107,15 +107,14 @@ def _listed(name: str, kind: str, found: Found, missing: int, told: Told | None)
     dtype = {"int64": "int64", "float": "float32", "bytes": STRING}[kind]
     if told is not None and kind != "bytes" and told.dtype in RAW_DTYPES:
         dtype = told.dtype
-    classes = None if told is None else told.classes
-    common = {"dtype": dtype, "classes": classes}
+    common = {"dtype": dtype, "classes": None if told is None else told.classes}
     if found.in_list:
         if found.step < 1:
             return _of(name, kind, found, problem="steps of different lengths")
         inner = () if found.step == 1 else (found.step,)
         return _of(name, kind, found, shape=(None, *inner), longest=max(1, found.most), **common)
     fewest = 0 if missing else found.fewest
-    shape = None if told is None or told.shape is None else told.shape
+    shape = None if told is None else told.shape
     if shape is not None and None not in shape and fewest == found.most == math.prod(shape):
         return _of(name, kind, found, shape=shape, **common)
     inner = (shape or ())[1:]
@@ -188,12 +187,8 @@ def _image(name: str, found: Found, missing: int, told: Told | None) -> Describe
 
 
 def _raw(name: str, found: Found, missing: int, told: Told) -> Described:
-    assert told.shape is not None
-    assert told.dtype is not None
     expected = math.prod(told.shape) * np.dtype(told.dtype).itemsize
-    problem = None
-    if missing or found.fewest != 1 or found.most != 1 or found.binary != expected:
-        problem = f"other than {expected} bytes in some records"
+    is_whole = not missing and found.fewest == found.most == 1 and found.binary == expected
     return _of(
         name,
         "bytes",
@@ -202,7 +197,7 @@ def _raw(name: str, found: Found, missing: int, told: Told) -> Described:
         dtype=told.dtype,
         encoding="raw",
         shape=told.shape,
-        problem=problem,
+        problem=None if is_whole else f"other than {expected} bytes in some records",
     )
 
 

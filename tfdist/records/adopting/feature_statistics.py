@@ -111,7 +111,6 @@ class Found:
             self.step = other.step if self.step in (0, other.step) else -1
         self.binary = other.binary if not self.values or self.binary == other.binary else -1
         self.example = self.example or other.example
-        self.in_list |= other.in_list
         self.records += other.records
         self.kinds |= other.kinds
         if None in (self.class_counts, other.class_counts):
@@ -170,22 +169,16 @@ def _shown(record: bytes, values: Values) -> str:
             return f"{stop - start} bytes"
         text = " ".join(text.split())
         return f"'{text[:_SHOWN_LETTERS]}{'…' if len(text) > _SHOWN_LETTERS else ''}'"
-    numbers = integers(record, values) if values.kind == "int64" else floats(record, values)
-    shown = ", ".join(f"{number:g}" for number in numbers[:_SHOWN_VALUES])
-    if values.kind == "int64":
-        shown = ", ".join(str(number) for number in numbers[:_SHOWN_VALUES])
+    are_whole = values.kind == "int64"
+    numbers = integers(record, values) if are_whole else floats(record, values)
+    shown = ", ".join(map(str if are_whole else "{:g}".format, numbers[:_SHOWN_VALUES]))
     return shown if len(numbers) <= _SHOWN_VALUES else f"{shown}, …"
 
 
 # The size of a JPEG or PNG image, read from the first bytes of its file.
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
-_OTHERS = {
-    b"GIF8": "GIF",
-    b"BM": "BMP",
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-}
+_OTHERS = {b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
 # Start of frame, of every way to code it; C4, C8 and CC are something else.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _WITHOUT_LENGTH = frozenset([0x01, *range(0xD0, 0xD9)])

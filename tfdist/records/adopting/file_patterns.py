@@ -13,10 +13,11 @@ from pathlib import Path
 
 from tfdist.errors import DataError, OptionError, spelt
 from tfdist.records.format.files import walk
-from tfdist.records.format.splits import SPLITS, split_of_word
+from tfdist.records.format.splits import SPLITS, check_split_name, split_of_word
 from tfdist.records.wording import listed
 
 DEFAULT_SPLIT = "train"
+_GIVEN_AS = "TFRecord files must be given as a folder, a file, or a pattern of files"
 _NUMBER = re.compile(r"(?P<stem>.*?)[-_.]?(?P<number>\d{3,})-of-(?P<total>\d{3,})(?P<rest>.*)")
 # How Spark and Beam call what they have not finished.
 _UNFINISHED = "_temp"
@@ -48,7 +49,7 @@ def find_files(source: str | os.PathLike | Sequence[str | os.PathLike]) -> Files
     given = [source] if isinstance(source, str | os.PathLike) else list(source)
     if not given:
         raise DataError(
-            "TFRecord files must be given as a folder, a file, or a pattern of files",
+            _GIVEN_AS,
             received="an empty list",
             mend="Name one at least, or give the pattern itself",
         )
@@ -65,7 +66,7 @@ def find_files(source: str | os.PathLike | Sequence[str | os.PathLike]) -> Files
         found = [Path(os.path.abspath(match)) for match in matched if not Path(match).is_dir()]
         if not found:
             raise DataError(
-                "TFRecord files must be given as a folder, a file, or a pattern of files",
+                _GIVEN_AS,
                 received=f"{item}, where there is none",
                 mend="Check its spelling, or write the whole path",
             )
@@ -148,10 +149,9 @@ def divide(
                 split = re.sub(r"\W+", "_", word).strip("_") or "other"
                 split = split if split[0].isalpha() else f"split_{split}"
             splits.setdefault(split, []).append(name)
-        renamed = sorted({w for w in known if w not in splits})
+        renamed = sorted(known - splits.keys())
         if renamed:
-            names = ", ".join(f"{word} is the split '{split_of_word(word)}'" for word in renamed)
-            notes.append(names)
+            notes.append(", ".join(f"{w} is the split '{split_of_word(w)}'" for w in renamed))
         order = {name: place for place, name in enumerate(SPLITS)}
         splits = dict(sorted(splits.items(), key=lambda item: order.get(item[0], len(order))))
     return splits, [*notes, *_absent(files.names)]
@@ -161,12 +161,7 @@ def _as_said(files: Files, globs: Mapping[str, str]) -> tuple[dict[str, list[str
     splits: dict[str, list[str]] = {}
     taken: dict[str, str] = {}
     for split, pattern in globs.items():
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", split):
-            raise OptionError(
-                "a split's name must be letters, digits and _, a letter first",
-                received=repr(split),
-                mend="Choose a name such as train, validation or test",
-            )
+        check_split_name(split, "Choose a name such as train, validation or test")
         matched = [n for n in files.names if fnmatchcase(n, pattern) or _ends_as(n, pattern)]
         if not matched:
             raise OptionError(

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crc32c import crc32c
-
 from tfdist.records.adopting.feature_statistics import Found
 from tfdist.records.format.checking import Fault, ShardReader, check_records
-from tfdist.records.format.encoding import HEADER_BYTES, mask
+from tfdist.records.format.encoding import HEADER_BYTES, length_in
 from tfdist.records.format.examples import features_of
 from tfdist.records.format.files import open_regular, unreadable
 from tfdist.records.format.wire import NoMessageError
@@ -70,15 +67,10 @@ def scan(
     return run_in_threads(names, scan_one, count=threads, progress=progress)
 
 
-def peek(folder: Path, names: Sequence[str], records: int) -> dict[str, Found] | None:
-    """Returns what the first records have; None where they cannot be read."""
-    for name in names:
-        scanned = scan_file(folder, name, None, limit=records)
-        if scanned.fault is not None:
-            return None
-        if scanned.found:
-            return scanned.found
-    return None
+def peek(folder: Path, name: str, records: int) -> dict[str, Found]:
+    """Returns what the first records of a file have; nothing where they cannot be read."""
+    scanned = scan_file(folder, name, None, limit=records)
+    return {} if scanned.fault is not None else scanned.found
 
 
 def scan_file(
@@ -132,7 +124,7 @@ def _compression(path: Path) -> str:
     with open_regular(path) as file:
         head = file.read(HEADER_BYTES)
     # A record can have a length that looks so; then its checksum is right.
-    if len(head) == HEADER_BYTES and struct.unpack_from("<I", head, 8)[0] == mask(crc32c(head[:8])):
+    if len(head) == HEADER_BYTES and length_in(head) is not None:
         return "none"
     if head[:3] == _GZIP_MAGIC:
         return "gzip"
@@ -163,22 +155,20 @@ class _Looked:
         try:
             features, lists = features_of(record, self._is_wanted)
             for key, values in features.items():
-                self._of(key).take(record, values)
+                self._of(key, in_list=False).take(record, values)
             for key, steps in lists.items():
-                found = self._of(key)
-                if key in features or (found.records and not found.in_list):
-                    raise NoMessageError("a feature and a feature list of one name")
-                found.in_list = True
-                found.take_steps(record, steps)
+                self._of(key, in_list=True).take_steps(record, steps)
         except NoMessageError as error:
             self._is_broken = True
             return f"is no tf.train.Example ({error})"
         return None
 
-    def _of(self, key: bytes) -> Found:
+    def _of(self, key: bytes, *, in_list: bool) -> Found:
         found = self._found.get(key)
         if found is None:
-            found = self._found[key] = Found()
+            found = self._found[key] = Found(in_list)
+        if found.in_list != in_list:
+            raise NoMessageError("a feature and a feature list of one name")
         return found
 
     def found(self) -> dict[str, Found]:

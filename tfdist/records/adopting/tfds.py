@@ -114,15 +114,9 @@ def _flat(key: str, value: Any, outer: Shape, folder: Path) -> Iterator[tuple[st
     elif isinstance(value.get("tensor"), dict):
         tensor = value["tensor"]
         shape = _shape(tensor)
-        encoding = str(tensor.get("encoding", "none")).lower()
-        yield (
-            key,
-            Told(
-                shape=None if shape is None else (*outer, *shape),
-                dtype=tensor.get("dtype"),
-                as_bytes=encoding == "bytes",
-            ),
-        )
+        whole = None if shape is None else (*outer, *shape)
+        as_bytes = str(tensor.get("encoding", "none")).lower() == "bytes"
+        yield key, Told(shape=whole, dtype=tensor.get("dtype"), as_bytes=as_bytes)
     elif isinstance(value.get("boundingBox"), dict):
         yield key, Told(shape=(*outer, 4), dtype="float32")
     elif "text" in value:

@@ -24,10 +24,11 @@ from tfdist.records.clients.partition import (
 from tfdist.records.clients.shard_store import ShardStore
 from tfdist.records.clients.skew import Skew
 from tfdist.records.clients.stores import ArrayStore, ClientStore, RowStore, class_ids
+from tfdist.records.format.columns import first_unfinite
 from tfdist.records.format.manifest import find_split, has_client_folders
 from tfdist.records.format.schema import Schema
 from tfdist.records.reading.graph_checks import failed_check
-from tfdist.records.reading.map_fn import MapFn, checked, spec_after
+from tfdist.records.reading.map_fn import MapFn, checked, spec_after, spec_of_one
 from tfdist.records.reading.opening import open_source
 from tfdist.records.reading.reader import Records
 from tfdist.records.reading.record_fn import PerRecord, RecordFn, seeds_of
@@ -69,18 +70,17 @@ def open_clients(
     """
     chosen = parse_partition(partition)
     store = _existing(source)
-    if store is not None:
-        if clients is not None or partition != "iid":
-            received = f"clients={clients}, partition='{partition}'"
-            raise OptionError(
-                "clients and partition must be left out, since the data is divided into "
-                f"{len(store.ids)} clients already",
-                received=received,
-                mend="Leave both options out",
-            )
-        return Clients(store, map_fn, record_fn, seed)
-    check_num_clients(chosen, clients)
-    return Clients(_dealt(source, chosen, clients, seed, batched), map_fn, record_fn, seed)
+    if store is None:
+        check_num_clients(chosen, clients)
+        store = _dealt(source, chosen, clients, seed, batched)
+    elif clients is not None or partition != "iid":
+        raise OptionError(
+            "clients and partition must be left out, since the data is divided into "
+            f"{len(store.ids)} clients already",
+            received=f"clients={clients}, partition='{partition}'",
+            mend="Leave both options out",
+        )
+    return Clients(store, map_fn, record_fn, seed)
 
 
 def _existing(source: Any) -> ClientStore | None:
@@ -192,12 +192,7 @@ class Clients:
             mapped = tf.function(checked(traced), input_signature=spec, autograph=False)
             self._map = mapped.get_concrete_function()
             spec = spec_after(traced, spec)
-        self.element_spec = tf.nest.map_structure(
-            lambda leaf: tf.TensorSpec(
-                None if leaf.shape.rank is None else leaf.shape[1:], leaf.dtype
-            ),
-            spec,
-        )
+        self.element_spec = spec_of_one(spec)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -271,21 +266,14 @@ def _to_numpy(records: tuple[Any, ...]) -> tuple[Any, ...]:
     )
     for position, item in enumerate(arrays):
         for array in tf.nest.flatten(item):
-            # A sum needs no array of its own, but may overflow: look again when it is not finite.
-            if array.dtype.kind != "f":
-                continue
-            with np.errstate(over="ignore", invalid="ignore"):
-                total = array.sum()
-            if not np.isfinite(total):
-                wrong = np.argwhere(~np.isfinite(array))
-                if len(wrong):
-                    value = array[tuple(wrong[0])]
-                    raise DataError(
-                        "all values must be finite",
-                        received=f"{value} in {('x', 'y', 'sample_weight')[position]}, "
-                        f"record {wrong[0][0]}",
-                        mend="Replace it, as in map_fn: tf.where(tf.math.is_finite(x), x, 0.)",
-                    )
+            place = first_unfinite(array) if array.dtype.kind == "f" else None
+            if place is not None:
+                raise DataError(
+                    "all values must be finite",
+                    received=f"{array[place]} in {('x', 'y', 'sample_weight')[position]}, "
+                    f"record {place[0]}",
+                    mend="Replace it, as in map_fn: tf.where(tf.math.is_finite(x), x, 0.)",
+                )
     return arrays
 
 
@@ -297,9 +285,7 @@ def _over_all(per_record: PerRecord, spec: Any) -> Any:
     """Returns a traced function that changes all records of a client, each with a seed of its own:
     the same in each try of the same round. It takes the parts of the records in a row, and seeds.
     """
-    of_one = tf.nest.map_structure(
-        lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), per_record.spec
-    )
+    of_one = spec_of_one(per_record.spec)
 
     def changed(records: Any, seeds: tf.Tensor) -> Any:
         return tf.map_fn(lambda one: per_record(*one), (records, seeds), fn_output_signature=of_one)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import os
-import struct
-import zlib
+import sys
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from crc32c import crc32c
 
 from tfdist.errors import DataError
 from tfdist.records.clients.stores import ClientStore
-from tfdist.records.format.checking import damage
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES
-from tfdist.records.format.files import open_regular
+from tfdist.records.format.checking import ShardReader, damage
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, cut_frames
+from tfdist.records.format.files import regular_size
 from tfdist.records.format.manifest import (
     Layout,
     Manifest,
@@ -67,11 +65,12 @@ class ShardStore(ClientStore):
     @classmethod
     def of_split(cls, folder: Path, split: str, manifest: Manifest) -> ShardStore:
         """Returns the clients of a split whose shards have clients."""
-        parts = {}
-        for client, shards in manifest.splits[split].clients.items():
-            counted = [shard.class_counts for shard in shards]
-            parts[client] = _Part(folder, manifest, shards, _sum_counts(counted))
-        return cls(parts, manifest.schema, partition=manifest.splits[split].partition)
+        info = manifest.splits[split]
+        parts = {
+            client: _Part(folder, manifest, shards, _sum_counts([s.class_counts for s in shards]))
+            for client, shards in info.clients.items()
+        }
+        return cls(parts, manifest.schema, partition=info.partition)
 
     @classmethod
     def of_folders(cls, root: Path, split: str | None) -> ShardStore:
@@ -269,7 +268,6 @@ def _sum_counts(counts: list[Mapping[int, int] | None]) -> dict[int, int] | None
 
 
 # Reading a small shard in one go, with NumPy alone: every byte is checked against the manifest.
-_GZIP_WINDOW_BITS = 31
 
 
 def read_rows(folder: Path, shard: ShardInfo, manifest: Manifest) -> np.ndarray:
@@ -279,45 +277,33 @@ def read_rows(folder: Path, shard: ShardInfo, manifest: Manifest) -> np.ndarray:
         CorruptShardError: the shard is missing or not as it was written.
     """
     assert manifest.layout is not None
-    frame_bytes = HEADER_BYTES + manifest.layout.record_bytes + FOOTER_BYTES
     data = _read(folder, shard, manifest)
-    if len(data) != shard.records * frame_bytes:
+    if len(data) != shard.records * manifest.layout.frame_bytes:
         raise damage(folder, shard, manifest)
-    frames = np.frombuffer(data, np.uint8).reshape(shard.records, frame_bytes)
+    frames = np.frombuffer(data, np.uint8).reshape(shard.records, -1)
     return frames[:, HEADER_BYTES:-FOOTER_BYTES]
 
 
 def read_examples(folder: Path, shard: ShardInfo, manifest: Manifest) -> list[bytes]:
     """Returns the Examples of any shard. Raises as ``read_rows``."""
     data = _read(folder, shard, manifest)
-    examples, offset = [], 0
-    while offset + HEADER_BYTES <= len(data):
-        (size,) = struct.unpack_from("<Q", data, offset)
-        start = offset + HEADER_BYTES
-        examples.append(data[start : start + size])
-        offset = start + size + FOOTER_BYTES
-    if len(examples) != shard.records or offset != len(data):
+    frames, end = cut_frames(data)
+    if len(frames) != shard.records or end != len(data):
         raise damage(folder, shard, manifest)
-    return examples
+    return [frame[HEADER_BYTES:-FOOTER_BYTES] for frame in frames]
 
 
-def _read(folder: Path, shard: ShardInfo, manifest: Manifest) -> bytes:
+def _read(folder: Path, shard: ShardInfo, manifest: Manifest) -> memoryview:
     """Returns the uncompressed bytes of the file.
 
     They are what was written when the checksum of the file is: then those of its records need not
     be looked at one by one.
     """
-    try:
-        with open_regular(manifest.shard_folder(folder) / shard.file) as file:
-            is_whole = os.fstat(file.fileno()).st_size == shard.bytes
-            data = file.read() if is_whole else b""
-    except OSError:
-        data = b""
-    if f"{crc32c(data):08x}" != shard.checksum or len(data) != shard.bytes:
-        raise damage(folder, shard, manifest)
-    if manifest.compression == "none":
-        return data
-    try:
-        return zlib.decompress(data, _GZIP_WINDOW_BITS)
-    except zlib.error:
-        raise damage(folder, shard, manifest) from None
+    path = manifest.shard_folder(folder) / shard.file
+    with contextlib.suppress(OSError):
+        if regular_size(path) == shard.bytes:
+            with ShardReader(path, manifest.compression == "gzip", None) as reader:
+                data = reader.read(sys.maxsize)
+            if reader.broken is None and f"{reader.checksum:08x}" == shard.checksum:
+                return data
+    raise damage(folder, shard, manifest)

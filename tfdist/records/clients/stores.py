@@ -25,12 +25,9 @@ class ClientStore(abc.ABC):
     """
 
     ids: tuple[str, ...]
+    spec: Any
     class_names: tuple[str, ...] | None = None
     partition: str | None = None
-
-    @property
-    @abc.abstractmethod
-    def spec(self) -> Any: ...
 
     @abc.abstractmethod
     def num_records(self, client_id: str) -> int:
@@ -65,18 +62,15 @@ class RowStore(ClientStore):
         class_names: tuple[str, ...] | None,
         partition: str,
     ):
+        from tfdist.records.reading.source import spec_of_rows
+
+        self.spec = spec_of_rows(arrays)
         self.class_names = class_names
         self.partition = partition
         self._arrays = arrays
         self._rows = rows
         self.ids = tuple(rows)
         self._class_ids = class_ids(arrays)
-
-    @property
-    def spec(self) -> Any:
-        from tfdist.records.reading.source import spec_of_rows
-
-        return spec_of_rows(self._arrays)
 
     def num_records(self, client_id: str) -> int:
         return len(self._rows[client_id])
@@ -124,11 +118,7 @@ class ArrayStore(ClientStore):
             raise found[0] if found else none
         described = Counter(str(spec) for spec in specs)
         usual = described.most_common(1)[0][0]
-        self._spec = next(spec for spec in specs if str(spec) == usual)
-
-    @property
-    def spec(self) -> Any:
-        return self._spec
+        self.spec = next(spec for spec in specs if str(spec) == usual)
 
     def num_records(self, client_id: str) -> int:
         source = self._sources[client_id]
@@ -143,10 +133,10 @@ class ArrayStore(ClientStore):
         source = self._sources[client_id]
         if isinstance(source, DataError):
             raise source
-        if str(source.spec) != str(self._spec):
+        if str(source.spec) != str(self.spec):
             raise DataError(
                 "all clients must have arrays of the same shapes and dtypes",
-                received=f"{_described(source.spec)}, where others have {_described(self._spec)}",
+                received=f"{_described(source.spec)}, where others have {_described(self.spec)}",
                 mend="Convert its arrays to the shapes and dtypes of the others",
             )
         return source.arrays

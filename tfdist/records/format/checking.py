@@ -12,10 +12,11 @@ from crc32c import crc32c
 
 from tfdist.errors import CorruptShardError, TfdistError, unknown_choice
 from tfdist.records.buckets.cache import local_shards
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, mask
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, length_in, mask
 from tfdist.records.format.examples import values_in
 from tfdist.records.format.files import open_regular, unreadable
 from tfdist.records.format.manifest import (
+    FRAME_BYTES,
     Manifest,
     ShardInfo,
     client_folders,
@@ -99,9 +100,14 @@ def check(
 def damage(folder: Path, shard: ShardInfo, manifest: Manifest) -> CorruptShardError:
     """Returns the error for a shard that was found not to be as it was written."""
     faults = check_shard(folder, shard, manifest)
+    return damaged(folder, faults, f"{shard.file}, which changes while it is read")
+
+
+def damaged(folder: Path, faults: list[Fault], otherwise: str) -> CorruptShardError:
+    """Returns the error for shards with these faults; ``otherwise``: what is said without any."""
     return CorruptShardError(
         "shards must be as they were written",
-        received=str(faults[0]) if faults else f"{shard.file}, which changes while it is read",
+        received=str(faults[0]) if faults else otherwise,
         mend=f"See all faults with `tfdist inspect {folder} --check`",
     )
 
@@ -239,9 +245,8 @@ def check_records(
         if len(header) < HEADER_BYTES:
             faults.append(Fault(*where, reader.broken or _truncated(HEADER_BYTES, len(header))))
             return faults, None
-        (size,) = struct.unpack_from("<Q", header)
-        (stored,) = struct.unpack_from("<I", header, 8)
-        if stored != mask(crc32c(header[:8])):
+        size = length_in(header)
+        if size is None:
             faults.append(Fault(*where, "the length does not match its checksum"))
             # Only records that all have one length show where the next one begins.
             if fixed_bytes is None:
@@ -260,7 +265,7 @@ def check_records(
         elif look is not None and (reason := look(data)):
             faults.append(Fault(*where, reason))
         record += 1
-        offset += HEADER_BYTES + size + FOOTER_BYTES
+        offset += FRAME_BYTES + size
     if reader.broken is not None:
         faults.append(Fault(file, record, offset, reader.broken))
         return faults, None

@@ -135,8 +135,7 @@ def from_arrays(
     keep it: see ``text_and_ragged``.
     """
     features, arrays, notes = [], {}, []
-    roles = (("input", inputs), ("label", labels), ("weight", weights or {}))
-    for role, named in roles:
+    for role, named in (("input", inputs), ("label", labels), ("weight", weights or {})):
         for name, values in named.items():
             if name in arrays:
                 raise DataError(
@@ -196,27 +195,15 @@ def column_of(
     shape = (None, *array.flat.shape[1:]) if isinstance(array, RaggedColumn) else array.shape[1:]
     numbers = array.flat if isinstance(array, RaggedColumn) else array
     if numbers.dtype == object:
-        feature = Feature(
-            name=name,
-            dtype=STRING,
-            shape=shape,
-            encoding="bytes",
-            role=role,
-            longest=array.longest,
-        )
-        return feature, array
+        text = {"dtype": STRING, "encoding": "bytes", "longest": array.longest}
+        return Feature(name=name, shape=shape, role=role, **text), array
     if numbers.ndim == 0:
         raise DataError(
             f"array '{name}' must have a first dimension of records",
             received="a scalar",
             mend="Give a list or an array with an entry for each record",
         )
-    if 0 in shape:
-        raise DataError(
-            f"each record of array '{name}' must have values",
-            received=f"shape {array.shape}",
-            mend="Fill it, or leave it out",
-        )
+    _check_filled(name, shape, array)
     numbers = _plain(name, numbers, role, notes, is_scalar=shape == ())
     if numbers.dtype.name not in RAW_DTYPES:
         raise DataError(
@@ -262,38 +249,39 @@ def _text_column(name: str, role: str, column: TextColumn) -> tuple[Feature, Col
         )
     if role == "label" and column.shape == ():
         classes, ids = as_classes([as_label(name, text) for text in column.values.tolist()])
-        feature = Feature(
-            name=name,
-            dtype="int64",
-            shape=(),
-            encoding="int64",
-            role=role,
-            classes=classes,
-        )
-        return feature, ids
-    if 0 in column.shape:
-        raise DataError(
-            f"each record of array '{name}' must have values",
-            received=f"shape {column.shape}",
-            mend="Fill it, or leave it out",
-        )
+        of_ids = {"dtype": "int64", "encoding": "int64", "classes": classes}
+        return Feature(name=name, shape=(), role=role, **of_ids), ids
+    _check_filled(name, column.shape, column)
     feature = Feature(name=name, dtype=STRING, shape=column.shape, encoding="bytes", role=role)
     return feature, column
+
+
+def _check_filled(name: str, shape: tuple[int | None, ...], array: Column) -> None:
+    if 0 in shape:
+        raise DataError(
+            f"each record of array '{name}' must have values",
+            received=f"shape {array.shape}",
+            mend="Fill it, or leave it out",
+        )
 
 
 def _check_finite(name: str, array: np.ndarray, ends: np.ndarray | None) -> None:
     """Raises DataError for NaN or infinity. ``ends``: where each ragged record ends."""
     for first, chunk in chunks(array):
-        # A sum needs no array of its own; it is not finite where it overflows, too: look again.
-        with np.errstate(invalid="ignore", over="ignore"):
-            if np.isfinite(chunk.sum()):
-                continue
-        wrong = np.argwhere(~np.isfinite(chunk))
-        if len(wrong):
-            record = first + int(wrong[0][0])
+        if (place := first_unfinite(chunk)) is not None:
+            record = first + int(place[0])
             if ends is not None:
                 record = int(np.searchsorted(ends, record, side="right"))
-            raise not_finite(name, chunk[tuple(wrong[0])], record)
+            raise not_finite(name, chunk[place], record)
+
+
+def first_unfinite(array: np.ndarray) -> tuple[int, ...] | None:
+    """Returns where the first NaN or infinity of some floats is; None where there is none."""
+    # A sum needs no array of its own; it is not finite where it overflows, too: look again.
+    with np.errstate(invalid="ignore", over="ignore"):
+        if np.isfinite(array.sum()):
+            return None
+    return next(map(tuple, np.argwhere(~np.isfinite(array))), None)
 
 
 def not_finite(name: str, value: Any, record: int) -> DataError:
@@ -331,18 +319,13 @@ def _plain(
     if role == "weight" and array.dtype.kind in "biuf":
         return array.astype(np.float32)
     if role == "label" and is_scalar and array.dtype.kind in "biu":
-        _check_int64(name, array)
+        if array.dtype == np.uint64:
+            most = np.iinfo(np.int64).max
+            _refuse_ids(name, array, array > most, f"0 to {most}")
         return array.astype(np.int64, copy=isinstance(array, np.memmap))
     if role == "label" and array.dtype == np.float64:
         return array.astype(np.float32)
     return array
-
-
-def _check_int64(name: str, array: np.ndarray) -> None:
-    """Raises DataError for a whole number that int64 would make another of."""
-    most = np.iinfo(np.int64).max
-    if array.dtype == np.uint64:
-        _refuse_ids(name, array, array > most, f"0 to {most}")
 
 
 def _check_float32(name: str, array: np.ndarray) -> None:

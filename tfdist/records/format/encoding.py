@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,17 @@ Block = Mapping[str, "np.ndarray | Sequence[Any]"]
 def mask(checksum: int) -> int:
     """Returns a crc32c as TFRecord stores it, so that checksums of checksums stay strong."""
     return (((checksum >> 15) | (checksum << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def length_in(header: bytes) -> int | None:
+    """Returns the bytes of a record from the header of its frame; None when its sum is wrong."""
+    length, stored = struct.unpack_from("<QI", header)
+    return length if stored == mask(crc32c(header[:8])) else None
+
+
+def is_summed(record: bytes | memoryview, footer: bytes | memoryview) -> bool:
+    """Whether the footer of a frame is that of the record."""
+    return footer == struct.pack("<I", mask(crc32c(record)))
 
 
 def varint(number: int) -> bytes:
@@ -87,8 +99,8 @@ def make_layout(schema: Schema, widths: Mapping[str, int]) -> Layout | None:
     """
     if _varying(schema):
         return None
-    _, slots, record_bytes = _example_template(schema.features, widths)
-    return Layout(record_bytes=record_bytes, slots=slots)
+    template, slots = _example_template(schema.features, widths)
+    return Layout(record_bytes=len(template), slots=slots)
 
 
 def make_framer(schema: Schema, widths: Mapping[str, int]) -> FixedFramer | VariableFramer:
@@ -100,15 +112,12 @@ class FixedFramer:
     """Frames records that all have the same length."""
 
     def __init__(self, schema: Schema, widths: Mapping[str, int]):
-        template, slots, record_bytes = _example_template(schema.features, widths)
-        length = struct.pack("<Q", record_bytes)
-        header = length + struct.pack("<I", mask(crc32c(length)))
-        frame = np.frombuffer(header + template + bytes(FOOTER_BYTES), np.uint8)
+        template, self._slots = _example_template(schema.features, widths)
+        frame = np.frombuffer(b"".join(frame_record(template)), np.uint8)
         self.block_records = max(1, _BLOCK_BYTES // len(frame))
         self._schema = schema
         self._widths = widths
-        self._slots = slots
-        self._record_bytes = record_bytes
+        self._record_bytes = len(template)
         self._block = np.empty((self.block_records, len(frame)), np.uint8)
         self._block[:] = frame
 
@@ -183,6 +192,19 @@ def frame_record(record: bytes) -> tuple[bytes, bytes, bytes]:
     length = struct.pack("<Q", len(record))
     header = length + struct.pack("<I", mask(crc32c(length)))
     return header, record, struct.pack("<I", mask(crc32c(record)))
+
+
+def cut_frames(framed: bytes | memoryview) -> tuple[list[bytes], int]:
+    """Returns the framed records that are whole, and where the last of them ends."""
+    frames, at = [], 0
+    while len(framed) - at >= HEADER_BYTES:
+        (length,) = struct.unpack_from("<Q", framed, at)
+        end = at + HEADER_BYTES + length + FOOTER_BYTES
+        if end > len(framed):
+            break
+        frames.append(bytes(framed[at:end]))
+        at = end
+    return frames, at
 
 
 def example_of(values: Mapping[Feature, Any]) -> bytes:
@@ -267,12 +289,10 @@ def _entries(
 
 def _example_template(
     features: Sequence[Feature], widths: Mapping[str, int]
-) -> tuple[bytes, dict[str, Slot], int]:
+) -> tuple[bytes, dict[str, Slot]]:
     entries, slots = _entries(features, widths)
     template = _field(1, entries)
     shift = len(template) - len(entries)
-    moved = {
-        name: Slot(offset=slot.offset + shift, bytes=slot.bytes, kind=slot.kind)
-        for name, slot in slots.items()
+    return template, {
+        name: replace(slot, offset=slot.offset + shift) for name, slot in slots.items()
     }
-    return template, moved, len(template)

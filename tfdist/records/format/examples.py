@@ -44,7 +44,9 @@ def features_of(
         if number == 1:
             for key, at, end in _entries(record, start, stop):
                 if is_wanted(key):
-                    _put(features, key, _values(record, at, end))
+                    features.pop(key, None)  # Of a key that comes twice the last one counts.
+                    if (values := _values(record, at, end)) is not None:
+                        features[key] = values
         elif number == 2:
             for key, at, end in _entries(record, start, stop):
                 if is_wanted(key):
@@ -53,14 +55,6 @@ def features_of(
         elif strict:
             raise NoMessageError(f"field {number}")
     return features, lists
-
-
-def _put(features: dict[bytes, Values], key: bytes, values: Values | None) -> None:
-    """Of a key that comes twice the last one counts."""
-    if values is None:
-        features.pop(key, None)
-    else:
-        features[key] = values
 
 
 def values_in(record: bytes, name: str) -> list[bytes]:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any
 
 from crc32c import crc32c
 
-from tfdist.errors import DataError, cannot_write
+from tfdist.errors import DataError
 from tfdist.records.buckets.cache import local_shards
 from tfdist.records.format.files import open_regular, unreadable
 from tfdist.records.format.schema import Schema
+from tfdist.records.replacing import replacing
 
 MANIFEST_NAME = "manifest.json"
 # Version 2 has strings, features of variable length, and what becomes of them when they are read;
@@ -28,7 +28,7 @@ COMPRESSIONS = ("none", "gzip")
 ADOPTED = "adopted"
 # Of anything that is counted: sums of some of them stay 64-bit numbers.
 _MOST = 1 << 48
-# Of the frame of a record, see ``wire``.
+# Of the frame around a record, see ``encoding``.
 FRAME_BYTES = 16
 _LONGEST_NAME_BYTES = 255
 _SEQUENCE_EXAMPLE = "sequence_example"
@@ -130,6 +130,11 @@ class Layout:
     record_bytes: int
     slots: Mapping[str, Slot]
 
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of a record in its frame."""
+        return self.record_bytes + FRAME_BYTES
+
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
@@ -163,18 +168,13 @@ class Manifest:
         Raises:
             WriteError: it cannot be written; what was there is untouched.
         """
-        partial = folder / f".{MANIFEST_NAME}-{uuid.uuid4().hex}"
-        try:
-            with open(partial, "x", encoding="utf-8") as file:
-                file.write(self.to_text())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, folder / MANIFEST_NAME)
-        except OSError as error:
-            raise cannot_write(folder / MANIFEST_NAME, error) from error
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+        with (
+            replacing(folder / MANIFEST_NAME) as temporary,
+            open(temporary, "w", encoding="utf-8") as file,
+        ):
+            file.write(self.to_text())
+            file.flush()
+            os.fsync(file.fileno())
 
     def to_text(self) -> str:
         """Returns what is in the file."""
@@ -295,41 +295,33 @@ def load_manifest(folder: str | Path) -> Manifest:
         DataError: the folder or its manifest.json is missing, or is not one that tfdist wrote.
     """
     folder = local_shards(folder)
-    mend = _how_to_write(folder)
+    path = folder / MANIFEST_NAME
     if not folder.is_dir():
         raise DataError(
             "data must be a folder of shards",
             received=f"{'the file' if folder.exists() else 'no folder'} {folder}",
-            mend=mend,
+            mend=_how_to_write(folder),
         )
-    path = folder / MANIFEST_NAME
     try:
         with open_regular(path) as file:
-            text = file.read().decode("utf-8")
-        value = json.loads(text)
+            value = json.loads(file.read().decode("utf-8"))
         json.dumps(value, ensure_ascii=False).encode()  # What cannot be shown cannot be used.
     except FileNotFoundError:
-        raise DataError(
-            f"a folder of shards must have a {MANIFEST_NAME}",
-            received=f"none in {folder}",
-            mend=mend,
-        ) from None
+        rule = f"a folder of shards must have a {MANIFEST_NAME}"
+        received = f"none in {folder}"
     except OSError as error:
-        raise DataError(
-            f"{path} must be a file that can be read",
-            received=f"one {unreadable(error)}",
-            mend=mend,
-        ) from None
-    except RecursionError:
-        raise DataError(f"{path} must be JSON", received="too many levels", mend=mend) from None
-    except ValueError as error:
-        raise DataError(f"{path} must be JSON", received=str(error), mend=mend) from None
-    try:
-        return Manifest.from_json(value)
-    except DataError as error:
-        raise DataError(
-            f"{path}: {error.rule}", received=error.received, mend=error.mend or mend
-        ) from None
+        rule = f"{path} must be a file that can be read"
+        received = f"one {unreadable(error)}"
+    except (RecursionError, ValueError) as error:
+        rule = f"{path} must be JSON"
+        received = "too many levels" if isinstance(error, RecursionError) else str(error)
+    else:
+        try:
+            return Manifest.from_json(value)
+        except DataError as error:
+            mend = error.mend or _how_to_write(folder)
+            raise DataError(f"{path}: {error.rule}", received=error.received, mend=mend) from None
+    raise DataError(rule, received=received, mend=_how_to_write(folder))
 
 
 def splits_of(data: Any) -> tuple[Path, Mapping[str, SplitInfo]] | None:
@@ -508,13 +500,10 @@ def _check_files(splits: Mapping[str, SplitInfo], layout: Layout | None) -> None
     shards = [shard for split in splits.values() for shard in split.shards]
     if len({shard.file for shard in shards}) != len(shards):
         raise DataError("each shard must be named once", received="a file that comes twice")
-    if layout is None:
-        return
-    frame_bytes = FRAME_BYTES + layout.record_bytes
-    for shard in shards:
-        if shard.bytes != shard.records * frame_bytes:
+    for shard in shards if layout is not None else ():
+        if shard.bytes != shard.records * layout.frame_bytes:
             raise DataError(
-                f"{shard.file} must have {frame_bytes} bytes for each record",
+                f"{shard.file} must have {layout.frame_bytes} bytes for each record",
                 received=f"{shard.bytes} bytes for {shard.records} records",
             )
 

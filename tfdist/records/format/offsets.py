@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, mask
+from tfdist.records.format.encoding import HEADER_BYTES, length_in
 from tfdist.records.format.files import open_regular
-from tfdist.records.format.manifest import Manifest, ShardInfo
+from tfdist.records.format.manifest import FRAME_BYTES, Manifest, ShardInfo
 
 OFFSETS_NAME = "manifest.offsets"
 _MAGIC = b"tfdist offsets 1"
@@ -39,7 +39,6 @@ _ROW = np.dtype(
     ]
 )
 _LENGTH = np.dtype("<u4")
-_FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
 _SMALL_BYTES = 4096
 _WINDOW_BYTES = 1 << 16
 # Kept in memory: 32 MB. What a shuffle buffer holds comes from few shards.
@@ -105,7 +104,7 @@ def lengths_in(path: Path, shard: ShardInfo) -> np.ndarray | None:
     Raises:
         OSError: no regular file, or one that cannot be read.
     """
-    if shard.records * _FRAME_BYTES > shard.bytes:
+    if shard.records * FRAME_BYTES > shard.bytes:
         return None
     lengths = np.empty(shard.records, np.int64)
     # One read for many small records; of large ones nothing but their headers.
@@ -119,11 +118,11 @@ def lengths_in(path: Path, shard: ShardInfo) -> np.ndarray | None:
             header = window[offset - begin : offset - begin + HEADER_BYTES]
             if len(header) < HEADER_BYTES:
                 return None
-            size, stored = struct.unpack("<QI", header)
-            end = offset + _FRAME_BYTES + size
-            if stored != mask(crc32c(header[:8])) or end > shard.bytes:
+            size = length_in(header)
+            if size is None or offset + FRAME_BYTES + size > shard.bytes:
                 return None
-            lengths[number], offset = size, end
+            lengths[number] = size
+            offset += FRAME_BYTES + size
         return lengths if offset == shard.bytes == os.fstat(descriptor).st_size else None
 
 
@@ -158,8 +157,7 @@ class Offsets:
             OSError: the shard cannot be read.
         """
         if self._layout is not None:
-            frame_bytes = _FRAME_BYTES + self._layout.record_bytes
-            return rows * frame_bytes, (rows + 1) * frame_bytes
+            return rows * self._layout.frame_bytes, (rows + 1) * self._layout.frame_bytes
         with self._lock:
             if anew or shard.file not in self._kept:
                 lengths = None if anew else self._indexed(shard)
@@ -197,7 +195,7 @@ def _is_index(path: Path) -> bool:
 
 
 def _begins(lengths: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(lengths + _FRAME_BYTES)])
+    return np.concatenate([[0], np.cumsum(lengths + FRAME_BYTES)])
 
 
 def _key(row: np.void) -> tuple[int, int, int]:

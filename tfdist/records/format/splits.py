@@ -52,12 +52,7 @@ def parse_split(split: str | Mapping[str, float]) -> dict[str, float]:
     shares: dict[str, float] = {}
     pairs = split.items() if isinstance(split, Mapping) else _pairs(split, example)
     for name, share in pairs:
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
-            raise OptionError(
-                "a split's name must be letters, digits and _, a letter first",
-                received=repr(name),
-                mend=example,
-            )
+        check_split_name(name, example)
         try:
             number = float(share)
         except (TypeError, ValueError):
@@ -78,6 +73,16 @@ def parse_split(split: str | Mapping[str, float]) -> dict[str, float]:
     if not shares:
         raise OptionError("there must be at least one split", received=repr(split), mend=example)
     return shares
+
+
+def check_split_name(name: object, mend: str) -> None:
+    """Raises OptionError for what no split can be called."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
+        raise OptionError(
+            "a split's name must be letters, digits and _, a letter first",
+            received=repr(name),
+            mend=mend,
+        )
 
 
 def _pairs(text: str, example: str) -> list[tuple[str, str]]:

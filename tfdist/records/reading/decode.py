@@ -99,10 +99,8 @@ def _slice(schema: Schema, layout: Layout, serialized: tf.Tensor) -> Any:
 
 
 def _unframe(schema: Schema, layout: Layout, frames: tf.Tensor) -> Any:
-    rows = tf.io.decode_raw(frames, tf.uint8)
-    frame_bytes = HEADER_BYTES + layout.record_bytes + FOOTER_BYTES
-    rows = tf.ensure_shape(rows, (None, frame_bytes))[:, HEADER_BYTES:-FOOTER_BYTES]
-    return decode_rows(schema, layout, rows)
+    rows = tf.ensure_shape(tf.io.decode_raw(frames, tf.uint8), (None, layout.frame_bytes))
+    return decode_rows(schema, layout, rows[:, HEADER_BYTES:-FOOTER_BYTES])
 
 
 def decode_rows(schema: Schema, layout: Layout, rows: tf.Tensor) -> Any:

@@ -86,7 +86,7 @@ def _from_png(feature: Feature, file: tf.Tensor) -> tf.Tensor:
     channels = feature.read_shape[-1]
     image = tf.io.decode_png(file, channels, tf.as_dtype(feature.dtype), name=IMAGE_NODE)
     image = tf.ensure_shape(image, (*feature.shape[:2], channels), name=IMAGE_NODE)
-    return _fitted(feature, image, _sides(image)) if _is_resized(feature) else image
+    return _fitted(feature, image, tf.shape(image)[:2]) if _is_resized(feature) else image
 
 
 def _from_jpeg(feature: Feature, file: tf.Tensor) -> tf.Tensor:
@@ -100,37 +100,24 @@ def _from_jpeg(feature: Feature, file: tf.Tensor) -> tf.Tensor:
     if orientation is not None:
         sides = tf.where(is_sideways(orientation), sides[::-1], sides)
     if None not in feature.shape:
-        sides = _ensure_sides(sides, feature.shape[:2])
-
-    def decoded_at(ratio: int) -> tf.Tensor:
-        return _decode_jpeg(file, channels, ratio)
-
+        # What does not fit fails under the name by which an image is known.
+        known = tf.ensure_shape(tf.zeros(sides, tf.bool), feature.shape[:2], name=IMAGE_NODE)
+        sides = tf.shape(known)
     times = tf.cast(sides, tf.int64) // feature.reading.size
     least = tf.reduce_max(times) if feature.reading.fit == "pad" else tf.reduce_min(times)
     # 1, 2, 4 and 8 as their logarithms.
     branch = tf.reduce_sum(tf.cast(least >= [_GAP * ratio for ratio in _RATIOS[1:]], tf.int32))
-    branches = [functools.partial(decoded_at, ratio) for ratio in _RATIOS]
+    branches = [functools.partial(_decode_jpeg, file, channels, ratio) for ratio in _RATIOS]
     image = tf.ensure_shape(tf.switch_case(branch, branches), (None, None, channels))
     image = image if orientation is None else turned(image, orientation)
     return _fitted(feature, image, sides)
 
 
-def _ensure_sides(sides: tf.Tensor, known: tuple[int, int]) -> tf.Tensor:
-    # What does not fit fails under the name by which an image is known.
-    shape = tf.ensure_shape(tf.zeros(sides, tf.bool), known, name=IMAGE_NODE)
-    return tf.shape(shape)
-
-
 def _decode_jpeg(file: tf.Tensor, channels: int, ratio: int) -> tf.Tensor:
-    colors = min(channels, 3)
-    image = tf.io.decode_jpeg(file, colors, ratio, name=IMAGE_NODE)
+    image = tf.io.decode_jpeg(file, min(channels, 3), ratio, name=IMAGE_NODE)
     if channels != _WITH_ALPHA:
         return image
     return tf.pad(image, [[0, 0], [0, 0], [0, 1]], constant_values=_OPAQUE)
-
-
-def _sides(image: tf.Tensor) -> tf.Tensor:
-    return tf.shape(image)[:2]
 
 
 def _fitted(feature: Feature, image: tf.Tensor, sides: tf.Tensor) -> tf.Tensor:
@@ -207,8 +194,7 @@ _HEAD_BYTES = 10
 
 def orientation_of_jpeg(file: tf.Tensor) -> tf.Tensor:
     """Returns the orientation, int64 scalar of 1 to 8, of a JPEG file, scalar string."""
-    length = tf.strings.length(file, name="upright")
-    length = tf.cast(length, tf.int64)
+    length = tf.cast(tf.strings.length(file, name="upright"), tf.int64)
 
     def look(at: tf.Tensor, _found: tf.Tensor, _is_open: tf.Tensor) -> list[tf.Tensor]:
         head = _bytes(file, at, _HEAD_BYTES, length)
@@ -242,16 +228,15 @@ def _orientation_of_exif(file: tf.Tensor, at: tf.Tensor, length: tf.Tensor) -> t
     entries = tf.reshape(entries, (-1, ENTRY_BYTES))
     tags, kinds, values = (_number(entries[:, n : n + 2], is_big) for n in (0, 2, 8))
     named = (tags == TAG) & (kinds == SHORT) & (values > UPRIGHT) & (values <= 8)
-    named = tf.concat([tf.boolean_mask(values, named), [UPRIGHT]], 0)
-    return named[0]
+    return tf.concat([tf.boolean_mask(values, named), [UPRIGHT]], 0)[0]
 
 
 def _bytes(file: tf.Tensor, at: tf.Tensor, size: int | tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
     """Returns int64 [size]: bytes of a file, and zeros behind ``stop``."""
     at = tf.minimum(at, stop)
     part = tf.strings.substr(file, at, tf.minimum(tf.cast(size, tf.int64), stop - at))
-    fixed = tf.cast(size, tf.int32)
-    return tf.cast(tf.io.decode_raw(part, tf.uint8, fixed_length=fixed), tf.int64)
+    digits = tf.io.decode_raw(part, tf.uint8, fixed_length=tf.cast(size, tf.int32))
+    return tf.cast(digits, tf.int64)
 
 
 def _number(digits: tf.Tensor, is_big: bool | tf.Tensor) -> tf.Tensor:

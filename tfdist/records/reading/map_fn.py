@@ -48,11 +48,19 @@ def spec_after(map_fn: MapFn, spec: Any) -> Any:
                 received=f"shape {tuple(leaf.shape)} for {rows} rows",
                 mend="Return a row for each that is given; leave records out of the data instead",
             )
+    return spec_of_batch(spec_of_one(tuple(outputs)))
+
+
+def spec_of_one(spec: Any) -> Any:
+    """Returns the specs of one record from those of a batch; a shape may be unknown."""
+    return tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), spec)
+
+
+def spec_of_batch(spec: Any) -> Any:
+    """Returns the specs of a batch of any number of records from those of one."""
+    rows = tf.TensorShape([None])
     return tf.nest.map_structure(
-        lambda leaf: tf.TensorSpec(
-            None if leaf.shape.rank is None else [None, *leaf.shape[1:]], leaf.dtype
-        ),
-        tuple(outputs),
+        lambda leaf: tf.TensorSpec(rows.concatenate(leaf.shape), leaf.dtype), spec
     )
 
 

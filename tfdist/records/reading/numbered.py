@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from pathlib import Path
 from typing import IO
 
 import numpy as np
-from crc32c import crc32c
 
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, mask
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, is_summed, length_in
 from tfdist.records.format.files import open_regular
 from tfdist.records.format.intact import Intact
 from tfdist.records.format.manifest import Manifest, ShardInfo
@@ -97,10 +95,6 @@ def _frame(file: IO[bytes], begin: int, end: int) -> bytes | None:
     frame = os.pread(file.fileno(), end - begin, begin)
     if len(frame) != end - begin:
         return None
-    size, of_size = struct.unpack_from("<QI", frame)
-    (of_data,) = struct.unpack_from("<I", frame, len(frame) - FOOTER_BYTES)
     data = memoryview(frame)[HEADER_BYTES:-FOOTER_BYTES]
-    is_right = (
-        size == len(data) and of_size == mask(crc32c(frame[:8])) and of_data == mask(crc32c(data))
-    )
+    is_right = length_in(frame) == len(data) and is_summed(data, frame[-FOOTER_BYTES:])
     return frame if is_right else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import os
 import select
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ import tensorflow as tf
 from crc32c import crc32c
 
 from tfdist.errors import CorruptShardError, DataError, TfdistError
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, mask
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, is_summed, length_in
 from tfdist.records.format.manifest import Manifest, ShardInfo, SplitInfo
 from tfdist.records.reading.shard_source import ShardSource
 from tfdist.records.reading.source import Wanted, shuffled_by
@@ -79,7 +78,7 @@ class PipeSource(ShardSource):
 
     def _only_those_that_come(self, manifest: Manifest, split: str) -> Manifest:
         shards = manifest.splits[split].shards
-        passed = read_pipe(self._next_pipe(), shards, some=True, timeout_s=_TIMEOUT_S)
+        passed = read_pipe(self._next_pipe(), shards, some=True)
         found = tuple(ended for _, ended in passed if ended is not None)
         if not found:
             raise DataError(
@@ -116,7 +115,7 @@ class PipeSource(ShardSource):
             return
         block: list[bytes] = []
         try:
-            passed = read_pipe(self._next_pipe(), self._shards, some=False, timeout_s=_TIMEOUT_S)
+            passed = read_pipe(self._next_pipe(), self._shards, some=False)
             for number, (record, _) in enumerate(passed):
                 if number == 0:
                     self._first = record
@@ -138,13 +137,13 @@ class PipeFile(io.RawIOBase):
     """The read end of a named pipe, with a limit on every wait.
 
     Raises:
-        DataError: no pipe, or no data, within ``timeout_s`` seconds.
+        DataError: no pipe, or no data, within ``_TIMEOUT_S`` seconds.
     """
 
-    def __init__(self, path: Path, timeout_s: float):
+    def __init__(self, path: Path):
         super().__init__()
-        self._path, self._timeout_s = path, timeout_s
-        deadline = time.monotonic() + timeout_s
+        self._path = path
+        deadline = time.monotonic() + _TIMEOUT_S
         while not path.exists():  # The next pass's pipe is made when this one's has been opened.
             if time.monotonic() > deadline:
                 raise self._silence("there is no such pipe")
@@ -160,7 +159,7 @@ class PipeFile(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:
         while True:
             # A pipe that no writer has opened yet polls as neither readable nor hung up.
-            if not self._poll.poll(self._timeout_s * 1000):
+            if not self._poll.poll(_TIMEOUT_S * 1000):
                 raise self._silence("nothing came")
             try:
                 return os.readv(self._descriptor, [buffer])
@@ -174,28 +173,27 @@ class PipeFile(io.RawIOBase):
 
     def _silence(self, what: str) -> DataError:
         return DataError(
-            f"{self._path} must give data within {self._timeout_s:g} s",
+            f"{self._path} must give data within {_TIMEOUT_S:g} s",
             received=what,
             mend="Check that the channel's input mode is Pipe, and that one process reads it",
         )
 
 
 def read_pipe(
-    path: Path, shards: tuple[ShardInfo, ...], *, some: bool, timeout_s: float
+    path: Path, shards: tuple[ShardInfo, ...], *, some: bool
 ) -> Iterator[tuple[bytes, ShardInfo | None]]:
     """Yields each record of one pass, and with the last one of a shard that shard.
 
     Args:
         path: a named pipe that gives the bytes of shards one after the other.
         shards: those that come, in this order; with ``some``, those of which some come, in any.
-        timeout_s: longest wait for the pipe, and for more of its data.
 
     Raises:
         CorruptShardError: bytes that are not as they were written, or too few of them; the message
             names the shard, the record and the offset.
         DataError: the pipe does not come or falls silent.
     """
-    with PipeFile(path, timeout_s) as raw, io.BufferedReader(raw, _BUFFER_BYTES) as stream:
+    with PipeFile(path) as raw, io.BufferedReader(raw, _BUFFER_BYTES) as stream:
         left = list(shards)
         while left:
             found = None
@@ -218,9 +216,9 @@ def _read_shard(
     stream: io.BufferedReader, path: Path, known: list[ShardInfo], *, may_end: bool
 ) -> Iterator[tuple[bytes, ShardInfo | None]]:
     record, offset, checksum = 0, 0, 0
-    longest = max(shard.records for shard in known)
     most = max(shard.bytes for shard in known)
     lengths = {shard.records for shard in known}
+    longest = max(lengths)
     name = known[0].file if len(known) == 1 else "a shard"
 
     def corrupt(reason: str) -> CorruptShardError:
@@ -236,8 +234,8 @@ def _read_shard(
             return
         if len(header) < HEADER_BYTES:
             raise corrupt(f"the stream ends ({len(header)} of {HEADER_BYTES} bytes)")
-        length, stored = struct.unpack("<QI", header)
-        if stored != mask(crc32c(header[:8])):
+        length = length_in(header)
+        if length is None:
             raise corrupt("the length does not match its checksum")
         if length > most:
             raise corrupt(f"the length is {length}, more than any shard has")
@@ -245,7 +243,7 @@ def _read_shard(
         if len(body) < length + FOOTER_BYTES:
             raise corrupt(f"the stream ends ({len(body)} of {length + FOOTER_BYTES} bytes)")
         data = body[:length]
-        if struct.unpack_from("<I", body, length)[0] != mask(crc32c(data)):
+        if not is_summed(data, body[length:]):
             raise corrupt("the data does not match its checksum")
         checksum = crc32c(body, crc32c(header, checksum))
         record += 1

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import CorruptShardError, DataError, EngineMissingError, OptionError, TfdistError
-from tfdist.records.format.checking import check
+from tfdist.records.format.checking import check, damaged
 from tfdist.records.format.manifest import find_split
 from tfdist.records.format.pad_to import Padding
 from tfdist.records.reading import graph_checks
@@ -236,33 +236,19 @@ class Records:
             CorruptShardError: a shard is damaged. When records are streamed, TensorFlow raises
                 its own error while iterating: give that to ``explain_read_error``.
         """
-        assert 0 <= start < stop <= self.num_records, (start, stop, self.num_records)
-        skip_batches = tf.cast(skip_batches, tf.int64)
-        key = order_seed(seed, epoch)
-        order = order_seed(seed, epoch, part) if shuffle else None
-        wanted = Wanted(start, stop, batch_size, order, skip_batches * batch_size)
+        wanted = self._wanted(start, stop, batch_size, shuffle, seed, epoch, part, skip_batches)
         in_table = self._fits(start, stop)
         if self._per_record is not None:
             # Those of variable length are padded to the longest of all.
-            changed = self._changed(wanted, key, in_table=in_table)
+            changed = self._changed(wanted, order_seed(seed, epoch), in_table=in_table)
             batches = self._evened(*changed).batch(batch_size)
         elif in_table:
-            table = self._table(start, stop)
-            batches = _table_batches(table, stop - start, batch_size, order, skip_batches)
+            batches = _table_batches(self._table(start, stop), wanted)
         else:
             batches = self._source.stream(wanted)
         if self.padding is not None:
             if longest is None:
-                longest = self.longest(
-                    start,
-                    stop,
-                    batch_size,
-                    shuffle=shuffle,
-                    seed=seed,
-                    epoch=epoch,
-                    part=part,
-                    skip_batches=skip_batches,
-                )
+                longest = self._numbers(wanted).map(self._lengths.longest)
             batches = tf.data.Dataset.zip((batches, longest)).map(self._lengths.padded)
         return self._mapped(batches)
 
@@ -343,14 +329,29 @@ class Records:
         Returns:
             A dataset of int64 [rows], each in [start, stop).
         """
+        wanted = self._wanted(start, stop, batch_size, shuffle, seed, epoch, part, skip_batches)
+        return self._numbers(wanted)
+
+    def _wanted(
+        self,
+        start: int,
+        stop: int,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        epoch: Any,
+        part: int,
+        skip_batches: Any,
+    ) -> Wanted:
         assert 0 <= start < stop <= self.num_records, (start, stop, self.num_records)
         order = order_seed(seed, epoch, part) if shuffle else None
-        skip_batches = tf.cast(skip_batches, tf.int64)
-        if self._fits(start, stop):
-            column = tf.range(start, stop, dtype=tf.int64)
-            return _table_batches(column, stop - start, batch_size, order, skip_batches)
-        numbers = self._source.numbers(start, stop, order)
-        return numbers.skip(skip_batches * batch_size).batch(batch_size)
+        return Wanted(start, stop, batch_size, order, tf.cast(skip_batches, tf.int64) * batch_size)
+
+    def _numbers(self, wanted: Wanted) -> tf.data.Dataset:
+        if self._fits(wanted.start, wanted.stop):
+            return _table_batches(tf.range(wanted.start, wanted.stop, dtype=tf.int64), wanted)
+        numbers = self._source.numbers(wanted.start, wanted.stop, wanted.order)
+        return numbers.skip(wanted.skip).batch(wanted.batch_size)
 
     def longest(self, start: int, stop: int, batch_size: int, **order: Any) -> tf.data.Dataset:
         """Returns the most entries of the records of each batch that ``batches`` gives.
@@ -480,20 +481,19 @@ def _untuned(batches: tf.data.Dataset) -> tf.data.Dataset:
     return batches.with_options(options)
 
 
-def _table_batches(
-    table: Any, num_rows: int, batch_size: int, order: tf.Tensor | None, skip_batches: tf.Tensor
-) -> tf.data.Dataset:
-    rows = None if order is None else _table_order(num_rows, order)
+def _table_batches(table: Any, wanted: Wanted) -> tf.data.Dataset:
+    num_rows, batch_size = wanted.stop - wanted.start, wanted.batch_size
+    rows = None if wanted.order is None else _table_order(num_rows, wanted.order)
 
     def batch(number: tf.Tensor) -> Any:
         low = number * batch_size
         high = tf.minimum(low + batch_size, num_rows)
         if rows is None:
             return tf.nest.map_structure(lambda column: column[low:high], table)
-        wanted = rows[low:high]
-        return tf.nest.map_structure(lambda column: tf.gather(column, wanted), table)
+        return tf.nest.map_structure(lambda column: tf.gather(column, rows[low:high]), table)
 
-    return tf.data.Dataset.range(skip_batches, -(-num_rows // batch_size)).map(batch)
+    first = wanted.skip // batch_size
+    return tf.data.Dataset.range(first, -(-num_rows // batch_size)).map(batch)
 
 
 def _table_order(num_rows: int, order: tf.Tensor | None) -> tf.Tensor:
@@ -539,9 +539,8 @@ def _explain(error: tf.errors.OpError, place: tuple[Any, ...] | None) -> TfdistE
         return None
     mend = None
     if place is not None:
-        folder, split, *manifest = place
+        folder, split, manifest = (*place, None)[:3]
         try:
-            manifest = manifest[0] if manifest else None
             try:
                 faults = check(folder, split, manifest=manifest, decode=from_parsing)
             except EngineMissingError as missing:
@@ -551,11 +550,7 @@ def _explain(error: tf.errors.OpError, place: tuple[Any, ...] | None) -> TfdistE
             return gone
         # What was told may be of other records of the same fit.
         if faults or (from_file and _TOLD not in message):
-            return CorruptShardError(
-                "shards must be as they were written",
-                received=str(faults[0]) if faults else "a file that changes while it is read",
-                mend=f"See all faults with `tfdist inspect {folder} --check`",
-            )
+            return damaged(folder, faults, "a file that changes while it is read")
     if from_check is None and from_parsing:
         received = message.split(" [[{{")[0]
         return DataError("every record must fit the schema", received=received, mend=mend)

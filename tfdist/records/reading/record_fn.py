@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import DataError
-from tfdist.records.reading.map_fn import check_items
+from tfdist.records.reading.map_fn import check_items, spec_of_batch, spec_of_one
 
 RecordFn = Callable[..., Any]
 
@@ -44,8 +44,7 @@ class PerRecord:
         # AutoGraph is for the user's code, as in Dataset.map.
         self._function = tf.function(record_fn)
         self._takes_seed = _takes_seed(record_fn)
-        given = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), spec)
-        self.spec = self._spec_after(given)
+        self.spec = self._spec_after(spec_of_one(spec))
 
     def __call__(self, record: tuple[Any, ...], seed: tf.Tensor) -> tuple[Any, ...]:
         options = {"seed": seed} if self._takes_seed else {}
@@ -99,9 +98,7 @@ class PerRecord:
         _check_not_batched(given, outputs)
         if len(outputs) == 3:
             _check_weights(outputs[2])
-        return tf.nest.map_structure(
-            lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), outputs
-        )
+        return spec_of_batch(outputs)
 
 
 def is_of_one_shape(spec: Any) -> bool:

@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import CorruptShardError, DataError, TfdistError
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES
 from tfdist.records.format.files import regular_size, unreadable
 from tfdist.records.format.intact import Intact
 from tfdist.records.format.manifest import Manifest, ShardInfo, find_split
@@ -89,11 +88,10 @@ class ShardSource(OrderedRecords):
         self._decode = make_decoder(manifest.schema, manifest.layout, framed=self._gives_frames)
         self.schema = manifest.schema
         self._layout = layout = manifest.layout
-        self._frame_bytes = layout and HEADER_BYTES + layout.record_bytes + FOOTER_BYTES
         # Of one serialised record; images hardly shrink when their shard is compressed.
         self._stored_bytes = (
-            manifest.layout.record_bytes
-            if manifest.layout
+            layout.record_bytes
+            if layout
             else math.ceil(manifest.splits[split].bytes / self._ends[-1])
         )
         self._skipped, behind = own or (0, int(self._ends[-1]))
@@ -286,11 +284,11 @@ class ShardSource(OrderedRecords):
         """Returns some records of a shard that is looked at before."""
         file, first_byte = tf.numpy_function(self._let_in, [number, first], [tf.string, tf.int64])
         file, first_byte = tf.ensure_shape(file, ()), tf.ensure_shape(first_byte, ())
-        if self._frame_bytes is not None:  # No length is read, so that none can be wrong.
+        if self._layout is not None:  # No length is read, so that none can be wrong.
             records = tf.data.FixedLengthRecordDataset(
                 file,
-                self._frame_bytes,
-                header_bytes=first * self._frame_bytes,
+                self._layout.frame_bytes,
+                header_bytes=first * self._layout.frame_bytes,
                 buffer_size=_READ_BUFFER_BYTES,
                 compression_type=self._compression,
             )
@@ -312,7 +310,7 @@ class ShardSource(OrderedRecords):
         asked for."""
         self._intact.open(int(number))
         first_byte = 0
-        if first and self._frame_bytes is None and self._numbered is not None:
+        if first and self._layout is None and self._numbered is not None:
             first_byte = self._numbered.first_byte(int(number), int(first))
         return os.fsencode(self._files / self._shards[number].file), np.int64(first_byte)
 

@@ -19,6 +19,7 @@ from tfdist.records.reading import dataset_graph as graph
 from tfdist.records.reading.batched import SingleRecords
 from tfdist.records.reading.decode import spec_bytes
 from tfdist.records.reading.elementwise import begun_anew, elementwise
+from tfdist.records.reading.map_fn import spec_of_batch
 from tfdist.records.sources.dataframes import plain
 from tfdist.records.sources.elements import check_parts
 from tfdist.records.wording import EQUAL_ROWS, check_unmasked, no_record
@@ -309,9 +310,7 @@ class DatasetSource(OrderedRecords):
         self._draws = graph.draws(self._elements.base)
         self.is_repeated = self._elements.is_costly
         self.num_records = records.num_records or _count(self._elements.base)
-        self.spec = tf.nest.map_structure(
-            lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), element
-        )
+        self.spec = spec_of_batch(element)
 
     def stream(self, wanted: Wanted) -> tf.data.Dataset:
         return self.singles(wanted)[0].batch(wanted.batch_size)

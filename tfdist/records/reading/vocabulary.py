@@ -7,11 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError, OptionError, first_line
 from tfdist.records.format.manifest import splits_of
 from tfdist.records.reading.reader import open_records
 
 _BATCH_SIZE = 1024
+# What a layer can be given instead of texts.
+_READ = ("vocabulary", "idf_weights")
 
 
 def text_vectorizer(
@@ -61,9 +63,22 @@ def _layer(
             received=", ".join(unknown),
             mend=f"Choose from {', '.join(name for name in known if name != 'kwargs')}",
         )
-    return tf.keras.layers.TextVectorization(
-        max_tokens=max_tokens, output_sequence_length=length, **options
-    )
+    if read := [name for name in _READ if options.get(name) is not None]:
+        raise OptionError(
+            "a text_vectorizer must be left to read its vocabulary from the data",
+            received=f"{' and '.join(read)} beside them",
+            mend="Leave it out, or make a TextVectorization with it",
+        )
+    try:
+        return tf.keras.layers.TextVectorization(
+            max_tokens=max_tokens, output_sequence_length=length, **options
+        )
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            "the options of a text_vectorizer must be ones that TextVectorization takes",
+            received=f"an error: {first_line(error)}",
+            mend="Choose others",
+        ) from error
 
 
 def _first_split(data: Any) -> Any:

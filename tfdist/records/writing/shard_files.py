@@ -24,7 +24,7 @@ from crc32c import crc32c
 
 from tfdist.errors import DataError
 from tfdist.records.format.columns import Columns
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, make_framer, make_layout
+from tfdist.records.format.encoding import make_framer, make_layout
 from tfdist.records.format.manifest import ShardInfo
 
 _LEAST_SHARDS = 4
@@ -58,7 +58,7 @@ def frame_bytes(
     widths = columns.varint_widths() if widths is None else widths
     layout = make_layout(columns.schema, widths)
     if layout is not None:
-        return HEADER_BYTES + layout.record_bytes + FOOTER_BYTES
+        return layout.frame_bytes
     some = np.unique(np.linspace(0, columns.num_records - 1, samples).astype(np.int64))
     try:
         block = columns.block(some)

@@ -17,7 +17,7 @@ from tfdist import __version__
 from tfdist.errors import DataError
 from tfdist.records.format.checking import ShardReader, damage
 from tfdist.records.format.columns import Columns
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, cut_frames
 from tfdist.records.format.examples import int64_in
 from tfdist.records.format.manifest import (
     MANIFEST_NAME,
@@ -31,7 +31,7 @@ from tfdist.records.writing.options import WriteOptions
 from tfdist.records.writing.raw_sources import DIGITS
 from tfdist.records.writing.shard_files import Counter, shards_for, staging_folder, stop_on_sigterm
 from tfdist.records.writing.streams.shards import BUFFER_BYTES, StreamShards, held_bytes
-from tfdist.records.writing.streams.writer import cut_frames, mixing_note
+from tfdist.records.writing.streams.writer import mixing_note
 
 _READ_BYTES = 1 << 20
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -13,8 +12,7 @@ import numpy as np
 from tfdist import __version__
 from tfdist.records.format.columns import Columns
 from tfdist.records.format.encoding import (
-    FOOTER_BYTES,
-    HEADER_BYTES,
+    cut_frames,
     make_framer,
     make_layout,
     varint_width,
@@ -189,19 +187,6 @@ class _Framer:
             self._widths = {name: max(needed[name], self._widths[name]) for name in needed}
             self._framer = make_framer(self._schema, self._widths)
             self.layout = None
-
-
-def cut_frames(framed: bytes | memoryview) -> tuple[list[bytes], int]:
-    """Returns the framed records that are whole, and where the last of them ends."""
-    frames, at = [], 0
-    while len(framed) - at >= HEADER_BYTES:
-        (length,) = struct.unpack_from("<Q", framed, at)
-        end = at + HEADER_BYTES + length + FOOTER_BYTES
-        if end > len(framed):
-            break
-        frames.append(bytes(framed[at:end]))
-        at = end
-    return frames, at
 
 
 def _num_shards(
