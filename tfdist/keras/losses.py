@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.compat import keras_source
 from tfdist.keras import step_context
+from tfdist.keras.layers import replaced
 from tfdist.keras.version import IS_KERAS_3
 
 #: Whether the loss of a batch of which a mask leaves nothing is NaN.
@@ -79,16 +80,11 @@ def told_names(model: tf.keras.Model) -> list[str] | None:
     return None if IS_KERAS_3 else model.metrics_names
 
 
-@contextlib.contextmanager
-def other_compiled_loss(model: tf.keras.Model, other: Any) -> Iterator[None]:
+def other_compiled_loss(
+    model: tf.keras.Model, other: Any
+) -> contextlib.AbstractContextManager[None]:
     """Has ``other`` compute the compiled losses of ``model``."""
-    name = "_compile_loss" if IS_KERAS_3 else "compiled_loss"
-    before = getattr(model, name)
-    setattr(model, name, other)
-    try:
-        yield
-    finally:
-        setattr(model, name, before)
+    return replaced(model, **{"_compile_loss" if IS_KERAS_3 else "compiled_loss": other})
 
 
 def loss_anew(compiled: Any, output_names: list[str] | None) -> Any:
@@ -96,13 +92,8 @@ def loss_anew(compiled: Any, output_names: list[str] | None) -> Any:
 
     No public way leads from a compiled model to its loss weights as they were given.
     """
-    if IS_KERAS_3:
-        return type(compiled)(
-            compiled._user_loss, compiled._user_loss_weights, output_names=output_names
-        )
-    return type(compiled)(
-        compiled._user_losses, compiled._user_loss_weights, output_names=output_names
-    )
+    given = compiled._user_loss if IS_KERAS_3 else compiled._user_losses
+    return type(compiled)(given, compiled._user_loss_weights, output_names=output_names)
 
 
 def function_of(part: Any) -> Any:

@@ -20,6 +20,7 @@ from tensorflow.python.trackable.base import OBJECT_GRAPH_PROTO_KEY, VARIABLE_VA
 from tensorflow.python.trackable.trackable_utils import checkpoint_key, object_path_to_string
 
 from tfdist.errors import CheckpointError
+from tfdist.keras.layers import replaced
 from tfdist.keras.tensors import uncast
 from tfdist.training.memory.flat_parts import Division
 
@@ -285,21 +286,9 @@ def _instead(
     Args:
         ways: (variable, what returns its slices, what takes those that were read).
     """
-    put: list[tuple[dict[str, Any], str, Any]] = []
-    try:
+    with contextlib.ExitStack() as meanwhile:
         for variable, write_it, read_it in ways:
-            own = vars(variable)
-            for name, way in (
-                ("_serialize_to_tensors", write_it),
-                ("_restore_from_tensors", read_it),
-            ):
-                if way is not None:
-                    put.append((own, name, own.get(name)))
-                    own[name] = way
+            given = {"_serialize_to_tensors": write_it, "_restore_from_tensors": read_it}
+            known = {name: way for name, way in given.items() if way is not None}
+            meanwhile.enter_context(replaced(variable, **known))
         yield
-    finally:
-        for own, name, before in reversed(put):
-            if before is None:
-                del own[name]
-            else:
-                own[name] = before

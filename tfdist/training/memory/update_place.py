@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import keras
+from tfdist.keras.layers import replaced
 
 
 @contextlib.contextmanager
@@ -28,8 +29,5 @@ def updates_where_weights_lie(optimizer: Any) -> Iterator[None]:
         with tf.device(variable.device):
             return update(gradient, variable, *rate)
 
-    inner.update_step = update_there
-    try:
+    with replaced(inner, update_step=update_there):
         yield
-    finally:
-        del inner.update_step
