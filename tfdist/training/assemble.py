@@ -116,7 +116,7 @@ def assemble(
     if isinstance(binding.sharded, ShardedSlots):
         binding.enclose(binding.sharded.enclosures())
     if binding.sharded is not None:
-        binding.enclose([(_WRITERS, functools.partial(_with_whole_slots, binding=binding))])
+        binding.enclose([(_WRITERS, binding.sharded.whole())])
     return model
 
 
@@ -205,15 +205,6 @@ def _by_chief(save: Callable, collective: Collective) -> Callable:
             save(*args, **options)
 
     return save_if_chief
-
-
-def _with_whole_slots(save: Callable, binding: Binding) -> Callable:
-    @functools.wraps(save)
-    def save_whole(*args: Any, **options: Any) -> None:
-        with binding.whole_slots():
-            save(*args, **options)
-
-    return save_whole
 
 
 def _written_aside(save: Callable) -> Callable:

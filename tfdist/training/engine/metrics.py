@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.errors import CheckpointError
 from tfdist.keras import step_context
-from tfdist.keras.tensors import all_raw
+from tfdist.keras.tensors import all_raw, as_numpy
 from tfdist.training.engine.collective import Collective
 
 
@@ -63,7 +63,7 @@ class MergedResults:
         local = [variable.numpy() for variable in variables]
         self._assign(variables, self.merged_state())
         try:
-            results = {name: _as_numpy(value) for name, value in self._local_results().items()}
+            results = {name: as_numpy(value) for name, value in self._local_results().items()}
             self.names = list(results)
             return results
         finally:
@@ -116,7 +116,3 @@ class MergedResults:
         for replica, part in enumerate(strategy.experimental_local_results(variable)):
             has_all = is_first and replica == 0
             part.assign(value if has_all else np.zeros_like(value))
-
-
-def _as_numpy(value: Any) -> Any:
-    return value.numpy() if hasattr(value, "numpy") else value

@@ -164,7 +164,7 @@ def counted_as(part: tf.Tensor) -> contextlib.AbstractContextManager:
 
 
 def has_own_compute_loss(model: tf.keras.Model) -> bool:
-    return type(model).compute_loss is not tf.keras.Model.compute_loss
+    return bool(keras.layers.written_anew(model, "compute_loss"))
 
 
 def uses_compiled_loss(model: tf.keras.Model) -> bool:

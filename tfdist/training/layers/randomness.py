@@ -20,7 +20,7 @@ from tfdist.compat import is_keras
 from tfdist.errors import ModelError, OptionError, first_line
 from tfdist.keras import step_context
 from tfdist.keras.graph import layer_of_scope
-from tfdist.keras.layers import layers_in
+from tfdist.keras.layers import layers_in, written_anew
 from tfdist.keras.seeds import random_generator, shared_seed
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.failure_notices import ToldOnce
@@ -243,8 +243,7 @@ def drawn_in(model: tf.keras.Model, names: Sequence[str], *, by_keras: bool = Fa
     """
     layers = {layer.name: layer for layer in layers_in(model) if layer is not model}
     # Loops of layers that augment carry no layer's name.
-    has_own_step = type(model).train_step is not tf.keras.Model.train_step
-    whole = "train_step" if has_own_step else f"model '{model.name}'"
+    whole = "train_step" if written_anew(model, "train_step") else f"model '{model.name}'"
     tells_whole = _is_of_a_user(model) and not any(augments(layer) for layer in layers.values())
     found = []
     for operation in names:
@@ -272,7 +271,7 @@ class Draws:
     def enclosed(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns a step, in which it finds what draws."""
 
-        @functools.wraps(step)
+        @functools.wraps(step)  # Not ``told`` itself, in whose wrapper AutoGraph converts nothing.
         def train_step(data: Any) -> Any:
             with self.told():
                 return step(data)

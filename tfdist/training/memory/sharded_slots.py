@@ -198,14 +198,22 @@ class ShardedSlots:
         if self.parts is None or self._depth:
             yield
             return
+        try:
+            with self._aware():
+                writes = self._collective.is_chief or self._collective.reads_together
+                self.parts.gather(keep=writes or everywhere)
+                yield
+        finally:
+            self.parts.free_whole()
+
+    @contextlib.contextmanager
+    def _aware(self) -> Iterator[None]:
+        """Encloses what brings the slots together, or knows that they are in parts."""
         self._depth += 1
         try:
-            writes = self._collective.is_chief or self._collective.reads_together
-            self.parts.gather(keep=writes or everywhere)
             yield
         finally:
             self._depth -= 1
-            self.parts.free_whole()
 
     def enclosures(self) -> list[Enclosure]:
         """Returns what is put around methods of the model that give its slots values."""
@@ -229,11 +237,8 @@ class ShardedSlots:
 
         All processes must enter it together.
         """
-        self._depth += 1
-        try:
+        with self._aware():
             yield self._divided()
-        finally:
-            self._depth -= 1
 
     def _divided(self) -> list[Divided]:
         parts = self.parts

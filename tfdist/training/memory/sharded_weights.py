@@ -105,11 +105,8 @@ class ShardedWeights(ShardedSlots):
             self._divide_weights()
         if self.parts is None:
             self._divide_slots()
-        self._depth += 1  # What is restored goes to the parts.
-        try:
+        with self._aware():  # What is restored goes to the parts.
             yield
-        finally:
-            self._depth -= 1
         self.settle()
 
     def _divide_weights(self) -> None:
@@ -177,12 +174,11 @@ class ShardedWeights(ShardedSlots):
             yield
             return
         self.settle()
-        self._depth += 1
         try:
-            self._gather(keep=self._collective.is_chief or everywhere)
-            yield
+            with self._aware():
+                self._gather(keep=self._collective.is_chief or everywhere)
+                yield
         finally:
-            self._depth -= 1
             for each in self._all():
                 each.host = None
 
@@ -202,28 +198,11 @@ class ShardedWeights(ShardedSlots):
 
             return run
 
-        def read_whole(method: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*args: Any, **options: Any) -> Any:
-                with self.whole(everywhere=True):
-                    return method(*args, **options)
-
-            return run
-
-        def read_in_parts(method: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*args: Any, **options: Any) -> Any:
-                self._depth += 1  # Of TensorFlow's format are slots, too, which take their parts.
-                try:
-                    return method(*args, **options)
-                finally:
-                    self._depth -= 1
-
-            return run
-
         loops = ("evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
         return [
             (loops, settled),
-            (("get_weights",), read_whole),
-            (("load_weights",), read_in_parts),
+            (("get_weights",), self.whole(everywhere=True)),
+            (("load_weights",), self._aware()),  # Of TensorFlow's format slots take their parts.
         ]
 
 

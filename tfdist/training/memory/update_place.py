@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import keras
-from tfdist.keras.layers import replaced
 
 
 @contextlib.contextmanager
@@ -29,5 +28,5 @@ def updates_where_weights_lie(optimizer: Any) -> Iterator[None]:
         with tf.device(variable.device):
             return update(gradient, variable, *rate)
 
-    with replaced(inner, update_step=update_there):
+    with keras.layers.replaced(inner, update_step=update_there):
         yield

@@ -44,9 +44,7 @@ _NOW_AND_THEN = (
 
 def own_steps(model: tf.keras.Model) -> list[str]:
     """Returns which of Keras' three steps the class of ``model`` has written anew."""
-    return [
-        step for step in STEPS if getattr(type(model), step) is not getattr(tf.keras.Model, step)
-    ]
+    return keras.layers.written_anew(model, *STEPS)
 
 
 def can_evaluate(model: tf.keras.Model) -> bool:
@@ -80,7 +78,7 @@ class OwnSteps:
         }
         if given:
             return self._taking(given, self._merged)
-        if type(model).compute_metrics is tf.keras.Model.compute_metrics:
+        if not keras.layers.written_anew(model, "compute_metrics"):
             return {}
         return keras.steps.shown_once() | keras.steps.on_results(self._merged)
 

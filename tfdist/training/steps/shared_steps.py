@@ -164,7 +164,7 @@ class SharedSteps:
         with losses.counted_as(losses.part_of(share)):
             own_kinds = _are_keras_own(keras.losses.compiled_metrics(model), model.compute_metrics)
             own_kinds &= not _gives_one_number(y_pred)
-            own_results = type(model).compute_metrics is not tf.keras.Model.compute_metrics
+            own_results = keras.layers.written_anew(model, "compute_metrics")
             if own_results and self._binding.own_steps is not None:
                 return self._binding.own_steps.results_of(
                     share, lambda: model.compute_metrics(x, y, y_pred, sample_weight)
