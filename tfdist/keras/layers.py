@@ -206,9 +206,9 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
         return name in vars(owner) or isinstance(getattr(type(owner), name, None), property)
 
     before = {name: getattr(owner, name) for name in values if is_own(name)}
+    for name, value in values.items():
+        setattr(owner, name, value)
     try:
-        for name, value in values.items():
-            setattr(owner, name, value)
         yield
     finally:
         for name in values:

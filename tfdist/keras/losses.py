@@ -48,10 +48,15 @@ def divided_by_replicas(model: tf.keras.Model) -> dict[str, Any]:
 
 def listed_metrics(model: tf.keras.Model) -> list[Any]:
     """Returns the metrics that ``model`` was compiled with, as they were given."""
-    compiled = model._compile_metrics if IS_KERAS_3 else model.compiled_metrics
+    compiled = _container(model)
     return tf.nest.flatten(
         [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
     )
+
+
+def _container(model: tf.keras.Model) -> Any:
+    """Returns what has the compiled metrics of ``model``; None without."""
+    return model._compile_metrics if IS_KERAS_3 else model.compiled_metrics
 
 
 def unlisted_metrics(model: tf.keras.Model) -> list[Any]:
@@ -176,9 +181,8 @@ def labels_without_weights(y: Any, weights: Any) -> list[str]:
 
 def compiled_metrics(model: tf.keras.Model) -> list[Any]:
     """Returns the metrics that ``model`` was compiled with, as far as they are made."""
-    if not IS_KERAS_3:
-        return model.compiled_metrics.metrics
-    return [] if model._compile_metrics is None else model._compile_metrics.metrics
+    compiled = _container(model)
+    return [] if compiled is None else compiled.metrics
 
 
 def compiled_as_one(model: tf.keras.Model) -> list[Any]:
@@ -196,7 +200,7 @@ def metrics_by_output(model: tf.keras.Model, names: Sequence[str]) -> list[list[
     Returns:
         None of them where they are not made.
     """
-    compiled = model._compile_metrics if IS_KERAS_3 else model.compiled_metrics
+    compiled = _container(model)
     if compiled is None or not compiled.built:
         return []
     if not IS_KERAS_3:
@@ -230,7 +234,7 @@ def row_counters(model: tf.keras.Model) -> list[Any]:
 
 def update_metrics(model: tf.keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
     """Tells the compiled metrics of a batch."""
-    metrics = model._compile_metrics if IS_KERAS_3 else model.compiled_metrics
+    metrics = _container(model)
     if metrics is not None:
         metrics.update_state(y, y_pred, sample_weight)
 

@@ -84,11 +84,6 @@ class SharedCheckpoints:
         with self._sharded.in_parts() as divided:
             part_files.read(checkpoint, path, divided, read_rest)
 
-    def seconds(self, checkpoint: tf.train.Checkpoint) -> float:
-        """Returns how long the slowest disk that works may take for a checkpoint."""
-        with self._sharded.in_parts() as divided:
-            return seconds_of(checkpoint, divided)
-
     def write(
         self, checkpoint: tf.train.Checkpoint, folder: Path, name: str, *, keep: int, is_sound: bool
     ) -> bool:
@@ -114,7 +109,8 @@ class SharedCheckpoints:
                 place.mkdir(parents=True)
             names = "\n".join(part_files.keys(checkpoint, divided))
             digest = hashlib.sha256(names.encode()).hexdigest()
-            return is_sound and self._has_finite_weights(), digest, str(place)
+            trained = self._sharded.trained(self._model.trainable_weights)
+            return is_sound and are_finite(trained), digest, str(place)
 
         def finish() -> None:
             if not collective.is_chief:
@@ -127,7 +123,6 @@ class SharedCheckpoints:
                 raise
 
         with self._sharded.in_parts() as divided:
-            seconds = seconds_of(checkpoint, divided)
             try:
                 told = self._on_all(begin, target)
                 if not all(sound for sound, *_ in told):
@@ -135,7 +130,7 @@ class SharedCheckpoints:
                 _check_alike([digest for _, digest, _ in told])
                 there = Path(told[0][2])
                 write = functools.partial(self._write_part, checkpoint, there, divided)
-                prefixes = self._on_all(write, target, seconds)
+                prefixes = self._on_all(write, target, seconds_of(checkpoint))
                 self._on_all(finish, target)
             finally:
                 if collective.is_chief:
@@ -158,9 +153,6 @@ class SharedCheckpoints:
             )
         return [told for told, _ in of_all]
 
-    def _has_finite_weights(self) -> bool:
-        return are_finite(self._sharded.trained(self._model.trainable_weights))
-
     def _write_part(self, checkpoint: tf.train.Checkpoint, place: Path, divided: Any) -> str | None:
         """Returns where this process has written its part; None where it has none."""
         collective = self._collective
@@ -168,29 +160,15 @@ class SharedCheckpoints:
         try:
             has_any = part_files.write(checkpoint, own, divided, with_rest=collective.is_chief)
         finally:
-            if collective.reads_together and not collective.is_chief:
-                self._read_with_chief(checkpoint, divided)
+            if collective.reads_together and not collective.is_chief:  # All must, with the chief.
+                with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+                    part_files.write(checkpoint, f"{folder}/checkpoint", divided, with_rest=True)
         return own if has_any else None
 
-    def _read_with_chief(self, checkpoint: tf.train.Checkpoint, divided: Any) -> None:
-        """Takes part in the reading of variables that the chief writes: all must."""
-        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-            part_files.write(checkpoint, f"{folder}/checkpoint", divided, with_rest=True)
 
-
-def seconds_of(
-    checkpoint: tf.train.Checkpoint, divided: Iterable[part_files.Divided] = ()
-) -> float:
+def seconds_of(checkpoint: tf.train.Checkpoint) -> float:
     """Returns how long the slowest disk that works may take for a checkpoint."""
-    return part_files.num_bytes(checkpoint, divided) / _SLOW_BYTES_PER_S
-
-
-def seconds_of_whole(checkpoint: tf.train.Checkpoint, binding: Binding) -> float:
-    """Returns the same of a checkpoint that is brought together; on all processes."""
-    if binding.sharded is None or binding.engine.sharded is not None:
-        return seconds_of(checkpoint)
-    with binding.sharded.in_parts() as divided:
-        return seconds_of(checkpoint, divided)
+    return part_files.num_bytes(checkpoint) / _SLOW_BYTES_PER_S
 
 
 def _new_place(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from tensorflow.python.trackable.trackable_utils import checkpoint_key, object_p
 from tfdist.errors import CheckpointError
 from tfdist.keras.layers import replaced
 from tfdist.keras.tensors import uncast
+from tfdist.keras.trackables import descendants_of
 from tfdist.training.memory.flat_parts import Division
 
 #: Where a rectangle of a tensor begins, and how long it is, in each dimension.
@@ -128,15 +129,12 @@ def keys(checkpoint: tf.train.Checkpoint, divided: Sequence[Divided]) -> list[st
     return [key for _, key, _ in _places(checkpoint, divided)]
 
 
-def num_bytes(checkpoint: tf.train.Checkpoint, divided: Iterable[Divided]) -> int:
+def num_bytes(checkpoint: tf.train.Checkpoint) -> int:
     """Returns the bytes of all values of a checkpoint; alike in all processes of a job."""
-    nodes = [uncast(node) for node in ObjectGraphView(checkpoint).breadth_first_traversal()[0]]
-    # While they are divided, the whole ones may be empty.
-    sizes = {id(uncast(each.whole)): each.division.size * each.dtype.size for each in divided}
-    for node in nodes:
-        if isinstance(node, tf.Variable):
-            sizes.setdefault(id(node), (node.shape.num_elements() or 0) * node.dtype.size)
-    return sum(sizes.values())
+    nodes = map(uncast, descendants_of(checkpoint))
+    # Of one that is divided, too: it keeps its shape when it holds nothing.
+    found = {id(node): node for node in nodes if isinstance(node, tf.Variable)}
+    return sum((one.shape.num_elements() or 0) * one.dtype.size for one in found.values())
 
 
 def write(

@@ -187,7 +187,7 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
             upstream = [tf.convert_to_tensor(gradient) for gradient in upstream]
             # Without waiting, TensorFlow would compute it at once and keep it all the same.
             with tf.control_dependencies(upstream), tf.GradientTape() as tape:
-                again = [_like(tensor) for tensor in tensors]
+                again = [with_mask(tf.identity(tensor), mask_of(tensor)) for tensor in tensors]
                 sources = [again[number] for number in flowing]
                 tape.watch([*sources, *trained])
                 with (
@@ -207,20 +207,12 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
         return with_logits(first), back
 
     results = iter(tf.nest.flatten(checkpoint(*(tensors[number] for number in flowing))))
-    outputs = [_masked(next(results), t) if t.dtype.is_floating else t for t in first]
+    outputs = [with_mask(next(results), mask_of(t)) if t.dtype.is_floating else t for t in first]
     behind = [logits_of(tensor) for tensor in first]
     return [
         output if logits is None else logits.behind(output, next(results))
         for output, logits in zip(outputs, behind, strict=True)
     ]
-
-
-def _like(tensor: tf.Tensor) -> tf.Tensor:
-    return _masked(tf.identity(tensor), tensor)
-
-
-def _masked(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    return with_mask(tensor, mask_of(like))
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from tfdist.errors import ModelError
 from tfdist.training.engine.binding import Binding, Enclosure
 from tfdist.training.engine.collective import Collective
 from tfdist.training.layers import eager_variables
-from tfdist.training.memory.flat_parts import BYTES_OF_A_BUCKET, Division
+from tfdist.training.memory.flat_parts import Division, in_groups
 from tfdist.training.memory.part_files import Divided
 from tfdist.training.memory.slots import build_empty, build_on, set_value
 
@@ -112,7 +112,7 @@ class Parts:
             keep: whether this process needs them; else it only gives its own.
         """
         pairs = list(zip(self.slots.items(), self.whole_slots(), strict=True))
-        for group in in_groups(pairs):
+        for group in in_groups(pairs, lambda pair: num_bytes(pair[1])):
             own = [[part.numpy() for part in parts] for (_, parts), _ in group]
             of_all = self._collective.gather(own)
             for number, (((index, _), _), whole) in enumerate(group if keep else ()):
@@ -141,18 +141,9 @@ def host_of(device: str) -> str:
     return tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
 
 
-def in_groups(pairs: Sequence[Any]) -> list[list[Any]]:
-    """Divides pairs of anything and a variable into groups that one message carries."""
-    groups: list[list[Any]] = []
-    room = 0
-    for pair in pairs:
-        size = pair[1].shape.num_elements() * pair[1].dtype.size
-        if not groups or size > room:
-            groups.append([])
-            room = BYTES_OF_A_BUCKET
-        groups[-1].append(pair)
-        room -= size
-    return groups
+def num_bytes(variable: Any) -> int:
+    """Returns what a whole variable takes, though it may be emptied."""
+    return variable.shape.num_elements() * variable.dtype.size
 
 
 def _twin_of(optimizer: Any) -> Any:

@@ -20,9 +20,9 @@ from tfdist.errors import ModelError
 from tfdist.training.engine.binding import Binding, Enclosure
 from tfdist.training.layers import eager_variables
 from tfdist.training.memory.emptied_variable import Elsewhere
-from tfdist.training.memory.flat_parts import Division
+from tfdist.training.memory.flat_parts import Division, in_groups
 from tfdist.training.memory.part_files import Divided
-from tfdist.training.memory.sharded_slots import Parts, ShardedSlots, in_groups
+from tfdist.training.memory.sharded_slots import Parts, ShardedSlots, num_bytes
 from tfdist.training.memory.slots import build_empty
 from tfdist.training.memory.weight_blocks import Block
 
@@ -183,9 +183,9 @@ class ShardedWeights(ShardedSlots):
                 each.host = None
 
     def _gather(self, keep: bool) -> None:
-        for group in in_groups([(each, each.variable) for each in self._all()]):
-            of_all = self._collective.gather([each.part.numpy() for each, _ in group])
-            for number, (each, _) in enumerate(group if keep else ()):
+        for group in in_groups(self._all(), lambda each: num_bytes(each.variable)):
+            of_all = self._collective.gather([each.part.numpy() for each in group])
+            for number, each in enumerate(group if keep else ()):
                 each.host = each.division.whole_array([parts[number] for parts in of_all])
 
     def enclosures(self) -> list[Enclosure]:
