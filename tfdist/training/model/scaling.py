@@ -39,9 +39,12 @@ class Scaling:
     def __post_init__(self) -> None:
         if self.rule is not None and self.rule not in RULES:
             raise unknown_choice("lr_scaling", self.rule, RULES)
-        if not isinstance(self.warmup_epochs, (int, float)) or self.warmup_epochs < 0:
+        if (
+            not isinstance(self.warmup_epochs, (int, float))
+            or not 0 <= self.warmup_epochs < math.inf
+        ):
             raise OptionError(
-                "warmup_epochs must be 0 or more",
+                "warmup_epochs must be 0 or more, and finite",
                 received=repr(self.warmup_epochs),
                 mend="Leave it out, for no warmup",
             )
