@@ -94,7 +94,7 @@ def assemble(
     if engine.steps is not None:
         binding.put(model, {name: getattr(engine.steps, name) for name in STEPS})
     elif not takes_shared_steps:
-        binding.enclose([(("train_step",), Draws(binding).enclosed)])
+        binding.enclose([(("train_step",), Draws(binding).told())])
     runs = RunsAndBatches(
         binding,
         scaling,

@@ -8,7 +8,6 @@ of results, weighted or not, does not.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from tfdist.errors import CheckpointError
 from tfdist.keras import step_context
+from tfdist.keras.layers import replaced
 from tfdist.keras.tensors import all_raw, as_numpy
 from tfdist.training.engine.collective import Collective
 
@@ -46,14 +46,9 @@ class MergedResults:
         #: What the last results were called.
         self.names: list[str] = []
 
-    @contextlib.contextmanager
-    def carrying(self, state: Any | None) -> Iterator[None]:
+    def carrying(self, state: Any | None) -> contextlib.AbstractContextManager[None]:
         """Encloses the rest of a broken epoch; with None, what has metrics of its own in it."""
-        before, self.carried = self.carried, state
-        try:
-            yield
-        finally:
-            self.carried = before
+        return replaced(self, carried=state)
 
     def __call__(self) -> dict[str, Any]:
         if not tf.executing_eagerly() or step_context.current().part is not None:

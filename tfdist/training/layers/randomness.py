@@ -7,7 +7,6 @@ resumed at a step, in a process whose ``keras.utils.set_random_seed`` was the sa
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -92,13 +91,13 @@ class StepSeeds:
         return tf.stack([tf.constant(self._base, tf.int32), step])
 
 
-@contextlib.contextmanager
-def microbatch(step_seed: tf.Tensor, number: int, chunk: int) -> Iterator[None]:
+def microbatch(
+    step_seed: tf.Tensor, number: int, chunk: int
+) -> contextlib.AbstractContextManager[None]:
     """Encloses a forward pass of microbatch ``number`` through ``chunk``, in training."""
     folded = tf.random.experimental.stateless_fold_in(step_seed, number)
     draws = _Draws(tf.random.experimental.stateless_fold_in(folded, chunk))
-    with step_context.within(draws=draws):
-        yield
+    return step_context.within(draws=draws)
 
 
 def draw_apart(process: int) -> None:
@@ -267,16 +266,6 @@ class Draws:
         self._binding = binding
         self._by_microbatch = by_microbatch
         self._line = ToldOnce()
-
-    def enclosed(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns a step, in which it finds what draws."""
-
-        @functools.wraps(step)  # Not ``told`` itself, in whose wrapper AutoGraph converts nothing.
-        def train_step(data: Any) -> Any:
-            with self.told():
-                return step(data)
-
-        return train_step
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:

@@ -220,7 +220,7 @@ def read(
                 mend="Give the same model and optimizer, or start anew in another folder",
             )
     # TensorFlow must find something for each variable: one slice, which is read and let go.
-    with _instead((node, _given(_one_of(own)), _drop) for node, _, own in places):
+    with _instead((node, _given(_one_of(own)), lambda _: None) for node, _, own in places):
         read_rest(checkpoint, path)
     keys_of = {id(own): key for _, key, own in places}
     for each in divided:
@@ -269,10 +269,6 @@ def _slices_of(path: str, key: str, own: Sequence[_Slice], dtype: tf.DType) -> l
 
 def _given(slices: dict[str, tf.Tensor]) -> Callable[[], dict[str, dict[str, tf.Tensor]]]:
     return lambda: {VARIABLE_VALUE_KEY: slices}
-
-
-def _drop(_: Any) -> None:
-    pass
 
 
 @contextlib.contextmanager

@@ -96,11 +96,8 @@ class Parts:
 
     def whole_slots(self) -> list[tf.Variable]:
         """Returns the slots of the given optimizer, in the order of ``slots``."""
-        found = (
-            list(keras.optimizers.variables_of(self.given))[-len(self.slots) :]
-            if self.slots
-            else []
-        )
+        every = keras.optimizers.variables_of(self.given)
+        found = every[-len(self.slots) :] if self.slots else []
         shapes = [self.divisions[index].shape for index, _ in self.slots]
         assert [tuple(slot.shape) for slot in found] == shapes, "slots in another order"
         return found
