@@ -144,17 +144,17 @@ def _put_shared_steps(binding: Binding, strategy_name: str, options: StepOptions
     batch_norm.put_on(binding, synchronized=options.sync_batch_norm)
     steps = SharedSteps(binding, options)
     taken = {name: getattr(steps, name) for name in (STEPS if shares else ("train_step",))}
-    _refuse_nadam(model, strategy_name)
-    binding.when_compiled(lambda: _refuse_nadam(model, strategy_name))
+
+    def refuse_nadams() -> None:
+        for optimizer in optimizers_of(model):
+            refuse_nadam(optimizer, strategy_name)
+
+    refuse_nadams()
+    binding.when_compiled(refuse_nadams)
     if shares:
         binding.own_steps = OwnSteps(binding, options, steps.replica)
         taken |= binding.own_steps.in_place() | shared_loss(binding)
     binding.put(model, taken)
-
-
-def _refuse_nadam(model: tf.keras.Model, strategy_name: str) -> None:
-    for optimizer in optimizers_of(model):
-        refuse_nadam(optimizer, strategy_name)
 
 
 def _check_step(model: tf.keras.Model) -> None:

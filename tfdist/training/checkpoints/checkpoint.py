@@ -34,13 +34,14 @@ from tfdist.training.checkpoints.checkpoint_state import (
 from tfdist.training.checkpoints.shared_checkpoints import (
     SharedCheckpoints,
     are_finite,
+    on_all,
     seconds_of,
+    tried,
 )
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.elastic_collective import ElasticCollective
 from tfdist.training.engine.folder_lock import FolderLock
 from tfdist.training.engine.metrics import is_finite
-from tfdist.training.engine.on_every_process import on_all, tried
 from tfdist.training.model.lookup_vocabularies import learned_words, take_words
 from tfdist.training.model.stateful_rnn import stateful_layers
 

@@ -21,16 +21,56 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import ModelError, WriteError
+from tfdist.errors import ModelError, TfdistError, WriteError, cannot_write
 from tfdist.training.checkpoints import checkpoint_files
 from tfdist.training.engine.binding import Binding
-from tfdist.training.engine.on_every_process import on_all
+from tfdist.training.engine.collective import Collective
 from tfdist.training.memory import part_files
 
 _Told = TypeVar("_Told")
 
 # A disk that is slower than this, for all processes together, is no disk that works.
 _SLOW_BYTES_PER_S = 10e6
+
+
+def tried(
+    collective: Collective, act: Callable[[], _Told], target: Path
+) -> tuple[_Told | None, TfdistError | None]:
+    """Calls ``act``, which writes ``target``; returns what it returned, or the error of writing."""
+    try:
+        return act(), None
+    except TfdistError as error:
+        return None, error
+    except (OSError, tf.errors.OpError) as error:
+        if collective.explain(error) is not None:
+            raise  # A rank was lost while all were reading the weights.
+        problem = cannot_write(target, error)
+        problem.__cause__ = error
+        return None, problem
+
+
+def on_all(
+    collective: Collective, act: Callable[[], _Told], target: Path, more_s: float = 0.0
+) -> list[tuple[_Told | None, TfdistError | None]]:
+    """Calls ``act``, which writes ``target`` or has a part in it, on each process.
+
+    Args:
+        more_s: seconds that it may take: see ``Collective.waiting``.
+
+    Returns:
+        What ``tried`` returned on each process, on all of them.
+
+    Raises:
+        TfdistError: on a process that could not write, its own.
+    """
+    place = f"the writing of {target.name}"
+    with collective.apart(place, more_s):
+        told, problem = tried(collective, act, target)
+    with collective.waiting(place, more_s):
+        of_all = collective.gather((told, problem))
+    if problem is not None:
+        raise problem  # Told to others, it has lost its cause.
+    return of_all
 
 
 def are_finite(weights: Iterable[Any]) -> bool:

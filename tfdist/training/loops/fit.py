@@ -14,9 +14,9 @@ import tensorflow as tf
 from tfdist import keras
 from tfdist.errors import DataError, ModelError
 from tfdist.training.checkpoints import callback_state
+from tfdist.training.checkpoints.callback_state import growing_among
 from tfdist.training.checkpoints.checkpoint import keepers_among, released_after
 from tfdist.training.checkpoints.checkpoint_state import Start
-from tfdist.training.checkpoints.growing_batch import growing_among
 from tfdist.training.engine.binding import Binding
 from tfdist.training.feed.feed import Feed
 from tfdist.training.feed.keras_data import is_given_in_batches

@@ -13,7 +13,7 @@ from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.keras.optimizers import inner_of
 from tfdist.keras.rates import more_than_one_rate
 from tfdist.keras.steps import steps_per_execution
-from tfdist.training.checkpoints.growing_batch import GrowingBatch
+from tfdist.training.checkpoints.callback_state import GrowingBatch
 from tfdist.training.engine.binding import Binding, binding_of
 from tfdist.training.engine.elastic_collective import ElasticCollective
 from tfdist.training.engine.options import check_count
