@@ -4,7 +4,7 @@ Nothing else in tfdist touches a private name of Keras, which ruff holds (SLF001
 says what it hides. Where Keras 2 and Keras 3 differ, it does what the one that is here needs.
 """
 
-from tfdist.keras import (
+from tfdist.keras import (  # noqa: F401
     graph,
     layers,
     loss_scale,
@@ -17,17 +17,3 @@ from tfdist.keras import (
     tensors,
     trackables,
 )
-
-__all__ = [
-    "graph",
-    "layers",
-    "loss_scale",
-    "losses",
-    "optimizers",
-    "rates",
-    "seeds",
-    "settings",
-    "steps",
-    "tensors",
-    "trackables",
-]

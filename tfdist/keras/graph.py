@@ -59,14 +59,8 @@ def nodes_of(model: tf.keras.Model) -> list[Any]:
     if not IS_KERAS_3:
         return nodes
     return [
-        _Node(
-            node.operation,
-            node.input_tensors,
-            node.outputs,
-            node.arguments.args,
-            node.arguments.kwargs,
-        )
-        for node in nodes
+        _Node(n.operation, n.input_tensors, n.outputs, n.arguments.args, n.arguments.kwargs)
+        for n in nodes
     ]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -110,7 +111,12 @@ def makes_mask(layer: Any) -> bool | None:
 
 def can_be_called(model: tf.keras.Model) -> bool:
     """Whether the class of ``model`` has a ``call``: one of submodels alone may have none."""
-    return type(model).call is not tf.keras.Model.call
+    return bool(written_anew(model, "call"))
+
+
+def written_anew(model: tf.keras.Model, *methods: str) -> list[str]:
+    """Returns which of these methods of Keras' model the class of ``model`` has of its own."""
+    return [m for m in methods if getattr(type(model), m) is not getattr(tf.keras.Model, m)]
 
 
 def overwritten_weights(model: tf.keras.Model) -> list[str]:
@@ -192,6 +198,26 @@ def keeps_unbiased_variance(layer: tf.keras.layers.BatchNormalization) -> bool:
 Replacement = tuple[Any, dict[str, Any]]
 
 
+@contextlib.contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Has attributes of ``owner`` be ``values`` meanwhile; where it had none, it has none again."""
+
+    def is_own(name: str) -> bool:  # Else its class has it, as a method.
+        return name in vars(owner) or isinstance(getattr(type(owner), name, None), property)
+
+    before = {name: getattr(owner, name) for name in values if is_own(name)}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name in values:
+            if name in before:
+                setattr(owner, name, before[name])
+            else:
+                delattr(owner, name)
+
+
 def losses_apart(model: tf.keras.Model) -> list[Replacement]:
     """Has the losses that layers add belong to the thread of the replica that added them.
 
@@ -207,22 +233,17 @@ def losses_apart(model: tf.keras.Model) -> list[Replacement]:
     ]
 
 
-class _OfThread:
+class _OfThread(threading.local):
     """What Keras does with a list of losses, on one of each thread's own."""
 
-    def __init__(self) -> None:
-        self._kept = threading.local()
-
-    def _own(self) -> list[Any]:
-        if not hasattr(self._kept, "losses"):
-            self._kept.losses = []
-        return self._kept.losses
+    def __init__(self) -> None:  # In each thread.
+        self._own: list[Any] = []
 
     def extend(self, losses: Iterable[Any]) -> None:
-        self._own().extend(losses)
+        self._own.extend(losses)
 
     def clear(self) -> None:
-        self._own().clear()
+        self._own.clear()
 
     def __getitem__(self, place: Any) -> Any:
-        return self._own()[place]
+        return self._own[place]

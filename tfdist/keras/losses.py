@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.compat import keras_source
 from tfdist.keras import step_context
+from tfdist.keras.layers import replaced
 from tfdist.keras.version import IS_KERAS_3
 
 #: Whether the loss of a batch of which a mask leaves nothing is NaN.
@@ -47,10 +48,15 @@ def divided_by_replicas(model: tf.keras.Model) -> dict[str, Any]:
 
 def listed_metrics(model: tf.keras.Model) -> list[Any]:
     """Returns the metrics that ``model`` was compiled with, as they were given."""
-    compiled = model._compile_metrics if IS_KERAS_3 else model.compiled_metrics
+    compiled = _container(model)
     return tf.nest.flatten(
         [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
     )
+
+
+def _container(model: tf.keras.Model) -> Any:
+    """Returns what has the compiled metrics of ``model``; None without."""
+    return model._compile_metrics if IS_KERAS_3 else model.compiled_metrics
 
 
 def unlisted_metrics(model: tf.keras.Model) -> list[Any]:
@@ -79,16 +85,11 @@ def told_names(model: tf.keras.Model) -> list[str] | None:
     return None if IS_KERAS_3 else model.metrics_names
 
 
-@contextlib.contextmanager
-def other_compiled_loss(model: tf.keras.Model, other: Any) -> Iterator[None]:
+def other_compiled_loss(
+    model: tf.keras.Model, other: Any
+) -> contextlib.AbstractContextManager[None]:
     """Has ``other`` compute the compiled losses of ``model``."""
-    name = "_compile_loss" if IS_KERAS_3 else "compiled_loss"
-    before = getattr(model, name)
-    setattr(model, name, other)
-    try:
-        yield
-    finally:
-        setattr(model, name, before)
+    return replaced(model, **{"_compile_loss" if IS_KERAS_3 else "compiled_loss": other})
 
 
 def loss_anew(compiled: Any, output_names: list[str] | None) -> Any:
@@ -96,13 +97,8 @@ def loss_anew(compiled: Any, output_names: list[str] | None) -> Any:
 
     No public way leads from a compiled model to its loss weights as they were given.
     """
-    if IS_KERAS_3:
-        return type(compiled)(
-            compiled._user_loss, compiled._user_loss_weights, output_names=output_names
-        )
-    return type(compiled)(
-        compiled._user_losses, compiled._user_loss_weights, output_names=output_names
-    )
+    given = compiled._user_loss if IS_KERAS_3 else compiled._user_losses
+    return type(compiled)(given, compiled._user_loss_weights, output_names=output_names)
 
 
 def function_of(part: Any) -> Any:
@@ -185,9 +181,8 @@ def labels_without_weights(y: Any, weights: Any) -> list[str]:
 
 def compiled_metrics(model: tf.keras.Model) -> list[Any]:
     """Returns the metrics that ``model`` was compiled with, as far as they are made."""
-    if not IS_KERAS_3:
-        return model.compiled_metrics.metrics
-    return [] if model._compile_metrics is None else model._compile_metrics.metrics
+    compiled = _container(model)
+    return [] if compiled is None else compiled.metrics
 
 
 def compiled_as_one(model: tf.keras.Model) -> list[Any]:
@@ -205,7 +200,7 @@ def metrics_by_output(model: tf.keras.Model, names: Sequence[str]) -> list[list[
     Returns:
         None of them where they are not made.
     """
-    compiled = model._compile_metrics if IS_KERAS_3 else model.compiled_metrics
+    compiled = _container(model)
     if compiled is None or not compiled.built:
         return []
     if not IS_KERAS_3:
@@ -239,7 +234,7 @@ def row_counters(model: tf.keras.Model) -> list[Any]:
 
 def update_metrics(model: tf.keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
     """Tells the compiled metrics of a batch."""
-    metrics = model._compile_metrics if IS_KERAS_3 else model.compiled_metrics
+    metrics = _container(model)
     if metrics is not None:
         metrics.update_state(y, y_pred, sample_weight)
 

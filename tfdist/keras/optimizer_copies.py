@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError, notice
+from tfdist.keras.layers import written_anew
 from tfdist.keras.loss_scale import loss_scale_state
 from tfdist.keras.optimizers import inner_of, key_of, parts_of, variables_of, without_decay
 from tfdist.keras.version import IS_KERAS_3
@@ -20,7 +21,7 @@ _WORDS = f"_exclude_from_weight_decay_{'pattern' if IS_KERAS_3 else 'names'}"
 def compile_config_of(model: tf.keras.Model) -> dict[str, Any]:
     """Returns what a copy of a model is compiled with."""
     config = model.get_compile_config()
-    is_keras_own = type(model).compile is tf.keras.Model.compile
+    is_keras_own = not written_anew(model, "compile")
     if IS_KERAS_3 and is_keras_own and inner_of(model.optimizer) is model.optimizer:
         config |= {"auto_scale_loss": False}  # Which Keras 3 does not keep.
     return config

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat import is_keras
+from tfdist.keras.layers import replaced
 from tfdist.keras.tensors import all_raw, raw
 from tfdist.keras.version import IS_KERAS_3
 
@@ -242,8 +243,7 @@ def ended_by(ends: Callable[[], bool], optimizer: Any, end: Callable[[], None]) 
     Args:
         end: called before they do.
     """
-    name = "finalize_variable_values"
-    finalize, own = getattr(optimizer, name, None), vars(optimizer).get(name)
+    finalize = getattr(optimizer, "finalize_variable_values", None)
     if finalize is None:  # Legacy optimizers have no averages.
         yield
         return
@@ -253,11 +253,8 @@ def ended_by(ends: Callable[[], bool], optimizer: Any, end: Callable[[], None]) 
             end()
             finalize(weights)
 
-    setattr(optimizer, name, finalize_if)
-    try:
+    with replaced(optimizer, finalize_variable_values=finalize_if):
         yield
-    finally:
-        delattr(optimizer, name) if own is None else setattr(optimizer, name, own)
 
 
 #: What has an optimizer of Keras 3 update in some steps alone.
@@ -303,11 +300,8 @@ def decay_of(optimizer: Any, variable: tf.Variable) -> float | None:
     return decay if decay and optimizer._use_weight_decay(raw(variable)) else None
 
 
-@contextlib.contextmanager
-def clipped_to(optimizer: Any, gradients: list[tf.Tensor]) -> Iterator[None]:
+def clipped_to(
+    optimizer: Any, gradients: list[tf.Tensor]
+) -> contextlib.AbstractContextManager[None]:
     """Has ``optimizer`` take ``gradients`` for what its own clipping would give."""
-    keras_clip, optimizer._clip_gradients = optimizer._clip_gradients, lambda _: gradients
-    try:
-        yield
-    finally:
-        optimizer._clip_gradients = keras_clip
+    return replaced(optimizer, _clip_gradients=lambda _: gradients)

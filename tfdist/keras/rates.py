@@ -24,6 +24,15 @@ def is_fixed(optimizer: Any) -> bool:
     return isinstance(rate, tf.Variable) or not callable(rate)
 
 
+def more_than_one_rate(model: tf.keras.Model) -> str | None:
+    """Returns what ``model`` has, for people, but one optimizer of a fixed learning rate."""
+    if len(optimizers_of(model)) > 1:
+        return f"{len(optimizers_of(model))} optimizers"
+    if has_parts(model.optimizer):
+        return f"a {type(model.optimizer).__name__}"
+    return None if is_fixed(model.optimizer) else "a schedule"
+
+
 def rate_of_last_step(optimizer: Any) -> Any:
     """Returns the learning rate that the last step was taken with: a number or a tensor.
 

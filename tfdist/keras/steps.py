@@ -134,8 +134,23 @@ def _taken(model: Any, step: Callable[[Any], Any], iterator: Any) -> list[Any]:
     return found
 
 
+def _made_once(model: Any, kind: str, make: Callable[[], Callable]) -> Callable:
+    """Returns what Keras has make its function of that kind, unless there is one."""
+
+    def make_function(force: bool = False) -> Callable:
+        if force or getattr(model, f"{kind}_function") is None:
+            setattr(model, f"{kind}_function", make())
+        return getattr(model, f"{kind}_function")
+
+    return make_function
+
+
+def _joined(found: list[Any]) -> Any:
+    return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *found)
+
+
 def _predictor_2(model: Any, strategy: Any, own_rows: Callable[[Any], Any]) -> Callable:
-    def make_predict_function(force: bool = False) -> Callable:
+    def make() -> Callable:
         def predict(iterator: Any) -> Any:
             def run(data: Any) -> Any:
                 outputs = model.predict_step(data)
@@ -145,25 +160,14 @@ def _predictor_2(model: Any, strategy: Any, own_rows: Callable[[Any], Any]) -> C
             outputs = strategy.run(run, args=(next(iterator),))
             return tf.nest.map_structure(own_rows, outputs)
 
-        if model.predict_function is not None and not force:
-            return model.predict_function
         one = tf.function(predict, reduce_retracing=True)
+        return lambda iterator: _joined(_taken(model, one, iterator))
 
-        def predict_all(iterator: Any) -> Any:
-            found = _taken(model, one, iterator)
-            return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *found)
-
-        model.predict_function = predict_all
-        return predict_all
-
-    return make_predict_function
+    return _made_once(model, "predict", make)
 
 
 def _stepper_3(model: Any, strategy: Any, kind: str) -> Callable:
-    def make_function(force: bool = False) -> Callable:
-        known = getattr(model, f"{kind}_function")
-        if known is not None and not force:
-            return known
+    def make() -> Callable:
         step = getattr(model, f"{kind}_step")
 
         def take(iterator: Any) -> Any:
@@ -173,35 +177,21 @@ def _stepper_3(model: Any, strategy: Any, kind: str) -> Callable:
             )
 
         take_one = take if model.run_eagerly else tf.function(take, reduce_retracing=True)
+        return lambda iterator: _taken(model, take_one, iterator)[-1]
 
-        def take_all(iterator: Any) -> Any:
-            return _taken(model, take_one, iterator)[-1]
-
-        setattr(model, f"{kind}_function", take_all)
-        return take_all
-
-    return make_function
+    return _made_once(model, kind, make)
 
 
 def _predictor_3(model: Any, strategy: Any, own_rows: Callable[[Any], Any]) -> Callable:
-    def make_predict_function(force: bool = False) -> Callable:
-        if model.predict_function is not None and not force:
-            return model.predict_function
-
+    def make() -> Callable:
         def predict(data: Any) -> Any:
             outputs = strategy.run(model.predict_step, args=(data,))
             return tf.nest.map_structure(own_rows, outputs)
 
         one = predict if model.run_eagerly else tf.function(predict, reduce_retracing=True)
+        return lambda batches: _joined([one(batch) for batch in batches])
 
-        def predict_all(batches: list[Any]) -> Any:
-            found = [one(batch) for batch in batches]
-            return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *found)
-
-        model.predict_function = predict_all
-        return predict_all
-
-    return make_predict_function
+    return _made_once(model, "predict", make)
 
 
 def building_nothing_from_data() -> dict[str, Any]:

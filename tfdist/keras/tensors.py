@@ -66,7 +66,12 @@ def path_of(variable: Any) -> str:
     return variable.path if IS_KERAS_3 else variable.name
 
 
+def as_numpy(value: Any) -> Any:
+    """Returns the value of a tensor or a variable; what is neither as it is."""
+    return value.numpy() if hasattr(value, "numpy") else value
+
+
 def as_number(value: Any) -> Any:
     """Returns what Keras' loops show of a result: a number of Python, or an array."""
-    value = value.numpy() if hasattr(value, "numpy") else value
+    value = as_numpy(value)
     return np.asarray(value).item() if np.ndim(value) == 0 else value

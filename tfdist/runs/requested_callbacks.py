@@ -133,8 +133,7 @@ def _trace(
 ) -> Any:
     """Returns the callback that traces the steps which were asked for."""
     from tfdist.training.loops.chief_only import on_chief
-    from tfdist.training.loops.profile import Profile
-    from tfdist.training.loops.step_trace import StepTrace
+    from tfdist.training.loops.step_trace import Profile, StepTrace
 
     asked = wish.parsed(config["profile"])
     if asked.steps is None:

@@ -94,7 +94,7 @@ def assemble(
     if engine.steps is not None:
         binding.put(model, {name: getattr(engine.steps, name) for name in STEPS})
     elif not takes_shared_steps:
-        binding.enclose([(("train_step",), Draws(binding).enclosed)])
+        binding.enclose([(("train_step",), Draws(binding).told())])
     runs = RunsAndBatches(
         binding,
         scaling,
@@ -116,7 +116,7 @@ def assemble(
     if isinstance(binding.sharded, ShardedSlots):
         binding.enclose(binding.sharded.enclosures())
     if binding.sharded is not None:
-        binding.enclose([(_WRITERS, functools.partial(_with_whole_slots, binding=binding))])
+        binding.enclose([(_WRITERS, binding.sharded.whole())])
     return model
 
 
@@ -144,17 +144,17 @@ def _put_shared_steps(binding: Binding, strategy_name: str, options: StepOptions
     batch_norm.put_on(binding, synchronized=options.sync_batch_norm)
     steps = SharedSteps(binding, options)
     taken = {name: getattr(steps, name) for name in (STEPS if shares else ("train_step",))}
-    _refuse_nadam(model, strategy_name)
-    binding.when_compiled(lambda: _refuse_nadam(model, strategy_name))
+
+    def refuse_nadams() -> None:
+        for optimizer in optimizers_of(model):
+            refuse_nadam(optimizer, strategy_name)
+
+    refuse_nadams()
+    binding.when_compiled(refuse_nadams)
     if shares:
         binding.own_steps = OwnSteps(binding, options, steps.replica)
         taken |= binding.own_steps.in_place() | shared_loss(binding)
     binding.put(model, taken)
-
-
-def _refuse_nadam(model: tf.keras.Model, strategy_name: str) -> None:
-    for optimizer in optimizers_of(model):
-        refuse_nadam(optimizer, strategy_name)
 
 
 def _check_step(model: tf.keras.Model) -> None:
@@ -205,15 +205,6 @@ def _by_chief(save: Callable, collective: Collective) -> Callable:
             save(*args, **options)
 
     return save_if_chief
-
-
-def _with_whole_slots(save: Callable, binding: Binding) -> Callable:
-    @functools.wraps(save)
-    def save_whole(*args: Any, **options: Any) -> None:
-        with binding.whole_slots():
-            save(*args, **options)
-
-    return save_whole
 
 
 def _written_aside(save: Callable) -> Callable:

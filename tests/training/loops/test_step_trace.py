@@ -16,8 +16,7 @@ from tfdist.errors import OptionError
 from tfdist.traces import places, wish
 from tfdist.traces.report import Report, report
 from tfdist.traces.shares import PARTS
-from tfdist.training.loops.profile import Profile
-from tfdist.training.loops.step_trace import StepTrace
+from tfdist.training.loops.step_trace import Profile, StepTrace
 
 _PRODUCED_S = 0.05
 

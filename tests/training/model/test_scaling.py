@@ -47,8 +47,9 @@ def test_rules():
     assert not Scaling(None, 1, 4).is_off
     with pytest.raises(OptionError, match="Choose one of linear, sqrt"):
         Scaling("cubic", 0, 4)
-    with pytest.raises(OptionError, match="warmup_epochs"):
-        Scaling("linear", -1, 4)
+    for epochs in (-1, float("inf"), float("nan")):
+        with pytest.raises(OptionError, match=f"0 or more, and finite, but found {epochs}"):
+            Scaling("linear", epochs, 4)
 
 
 def test_warm_up_climbs_to_the_scaled_rate_and_stays():

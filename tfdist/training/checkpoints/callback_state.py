@@ -13,7 +13,32 @@ from tfdist.errors import CheckpointError
 from tfdist.keras.callbacks import EXCHANGES, keep_averages
 from tfdist.keras.optimizers import finalize
 from tfdist.training.checkpoints.best_model import BestModel
-from tfdist.training.checkpoints.growing_batch import GrowingBatch, growing_among
+
+
+class GrowingBatch(tf.keras.callbacks.Callback):
+    """A callback that gives each epoch a global batch of its own, as a fit and checkpoints know it.
+
+    Attributes:
+        grows: whether it chooses; False leaves each epoch as the data was given.
+        first_batch: as the data was given; None before a fit.
+        batch: of the epoch that runs or comes.
+        gain: what the learning rate is multiplied by for it.
+    """
+
+    grows = False
+    first_batch: int | None = None
+    batch: int | None = None
+    gain: float | None = None
+
+    def forget(self) -> None:
+        """Has the next fit begin with the batch that its data is given with."""
+        self.first_batch = self.batch = self.gain = None
+
+
+def growing_among(callbacks: Sequence[Any]) -> GrowingBatch | None:
+    """Returns the one of ``callbacks`` that chooses batches; None where none does."""
+    return next((c for c in callbacks if isinstance(c, GrowingBatch) and c.grows), None)
+
 
 # Numbers, and lists of arrays. Callbacks of a user's own are not looked into.
 _REMEMBERED = {

@@ -34,14 +34,14 @@ from tfdist.training.checkpoints.checkpoint_state import (
 from tfdist.training.checkpoints.shared_checkpoints import (
     SharedCheckpoints,
     are_finite,
+    on_all,
     seconds_of,
-    seconds_of_whole,
+    tried,
 )
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.elastic_collective import ElasticCollective
 from tfdist.training.engine.folder_lock import FolderLock
 from tfdist.training.engine.metrics import is_finite
-from tfdist.training.engine.on_every_process import on_all, tried
 from tfdist.training.model.lookup_vocabularies import learned_words, take_words
 from tfdist.training.model.stateful_rnn import stateful_layers
 
@@ -151,9 +151,6 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._collective = collective
         self._last_call = last_call.LastCall(collective)
         self._saving = binding.engine.saving
-        self._whole_slots = binding.whole_slots
-        self._fitted = model
-        self._results = binding.results
         self._confirm = confirm
         self._was_chief = collective.is_chief
         self.start = Start()
@@ -244,7 +241,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
                 received=f"{self._place} with {len(names)} of them",
                 mend="Give resume=True to go on from the last one, or another folder",
             )
-        if names and (stateful := stateful_layers(self._fitted)):
+        if names and (stateful := stateful_layers(self._binding.model)):
             raise CheckpointError(
                 "a resumed model must not have stateful recurrent layers, whose state between "
                 "batches no checkpoint holds",
@@ -262,8 +259,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
     ) -> Start:
         """Reads the newest of ``names`` that can be read, in the chief's ``folder``."""
         damaged = []
-        shared = self._shared
-        seconds = seconds_of(checkpoint) if shared is None else shared.seconds(checkpoint)
+        seconds = seconds_of(checkpoint)
         for name in reversed(names):
             path = str((self.directory if self._collective.is_chief else Path(folder)) / name)
             own = self._tried(path, checkpoint, data)
@@ -379,7 +375,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         if self._has_restored:
             self._has_restored = False
-            self._results.check_carried()
+            self._binding.results.check_carried()
             self._tell_of_draws()
         step = self._steps_before + batch + 1
         every = self._every_steps
@@ -391,7 +387,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         stops = self.model.stop_training and self._collective.num_processes == 1
         if (is_due or is_last or stops) and step < self.steps_of_epoch:
             self._has_stopped_within = stops
-            state = self._results.merged_state()
+            state = self._binding.results.merged_state()
             self._save(Position(self._current_epoch, step), state, logs)
             if is_last:
                 self._leave()
@@ -450,7 +446,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
 
         def write() -> None:
             if not (collective.is_chief or collective.reads_together):
-                with self._whole_slots():  # The chief needs its part.
+                with self._binding.whole_slots():  # The chief needs its part.
                     return
             self._take_over()
             try:
@@ -469,7 +465,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
             # Ranks that go on without a lost one would lose, here, their callbacks' end of epoch.
             _, problem = tried(collective, write, target)
         else:
-            seconds = seconds_of_whole(self._manager.checkpoint, self._binding)
+            seconds = seconds_of(self._manager.checkpoint)
             problems = [each for _, each in on_all(collective, write, target, seconds)]
             problem = next(filter(None, problems), None)
         if problem is not None:
@@ -485,7 +481,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         if not is_written:
             self._warn_of_infinite()
         elif self._bucket:
-            on_all(self._collective, self._send, target, shared.seconds(checkpoint))
+            on_all(self._collective, self._send, target, seconds_of(checkpoint))
 
     def _target(self, number: int) -> Path:
         return self.directory / f"{checkpoint_files.PREFIX}-{number}"
@@ -499,9 +495,9 @@ class Checkpoints(tf.keras.callbacks.Callback):
 
     def _write_by_chief(self, number: int, is_sound: bool) -> bool:
         """Returns False where a loss or a weight is not finite: nothing is written."""
-        with self._whole_slots():
+        with self._binding.whole_slots():
             # Those that are not trained may be infinite by design, as a mask of minus infinity.
-            is_sound = is_sound and are_finite(self._fitted.trainable_weights)
+            is_sound = is_sound and are_finite(self._binding.model.trainable_weights)
             if self._collective.is_chief and is_sound:
                 self._manager.save(checkpoint_number=number)
             elif self._collective.reads_together:  # All must read, whatever they do with it.

@@ -116,7 +116,7 @@ def keep_last(folder: Path, name: str, keep: int) -> None:
         _indexed(folder), key=lambda each: (number_of(each) <= number_of(name), number_of(each))
     )
     for old in order[:-keep]:
-        _index(folder, old).unlink()  # First: without it a checkpoint is none.
+        (folder / f"{old}.index").unlink()  # First: without it a checkpoint is none.
     remove_unfinished(folder)
     mend_list(folder, newest=name)
 
@@ -170,10 +170,6 @@ def is_part(name: str) -> bool:
 def is_ours(name: str) -> bool:
     """Whether a file of that name in a folder of checkpoints is one that a training wrote."""
     return name in (LIST, LOCK) or bool(_PART.fullmatch(name) or _TEMPORARY.fullmatch(name))
-
-
-def _index(folder: Path, name: str) -> Path:
-    return folder / f"{name}.index"
 
 
 def _children(folder: Path) -> list[Path]:

@@ -73,14 +73,10 @@ class CheckpointState:
         ]
         self._position = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
         # Those of earlier versions have no padding and no order.
-        row = self._as_row(data)
+        row = astuple(data)
         self._data = tf.Variable(row, shape=[None], dtype=tf.int64, trainable=False)
         self._metrics = tf.Variable(np.zeros(0), shape=[None], dtype=tf.float64, trainable=False)
         self._callbacks = tf.Variable(b"", dtype=tf.string, trainable=False)
-
-    @staticmethod
-    def _as_row(data: DataState) -> list[int]:
-        return list(astuple(data))
 
     def trackable(self, *, has_words: bool = True) -> tf.train.Checkpoint:
         words = {f"words_{number}": each for number, each in enumerate(self._words)}
@@ -104,7 +100,7 @@ class CheckpointState:
         self, position: Position, metric_state: list[np.ndarray], parts: int, callbacks: bytes
     ) -> None:
         self._position.assign([position.epoch, position.step])
-        self._data.assign(self._as_row(replace(self.data, parts=parts)))
+        self._data.assign(astuple(replace(self.data, parts=parts)))
         self._callbacks.assign(callbacks)
         flat = [np.ravel(array).astype(np.float64) for array in metric_state]
         self._metrics.assign(np.concatenate(flat) if flat else np.zeros(0))
@@ -119,7 +115,7 @@ class CheckpointState:
     def start(self, data: DataState, path: str) -> Start:
         epoch, step = (int(number) for number in self._position.numpy())
         saved = DataState(*(int(number) for number in self._data.numpy()))
-        self._data.assign(self._as_row(data))
+        self._data.assign(astuple(data))
         # Between epochs only the records and their order matter; within one, the steps do too.
         if step == 0:
             saved = replace(data, seed=saved.seed, num_records=saved.num_records)

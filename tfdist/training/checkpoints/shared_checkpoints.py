@@ -21,16 +21,56 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import ModelError, WriteError
+from tfdist.errors import ModelError, TfdistError, WriteError, cannot_write
 from tfdist.training.checkpoints import checkpoint_files
 from tfdist.training.engine.binding import Binding
-from tfdist.training.engine.on_every_process import on_all
+from tfdist.training.engine.collective import Collective
 from tfdist.training.memory import part_files
 
 _Told = TypeVar("_Told")
 
 # A disk that is slower than this, for all processes together, is no disk that works.
 _SLOW_BYTES_PER_S = 10e6
+
+
+def tried(
+    collective: Collective, act: Callable[[], _Told], target: Path
+) -> tuple[_Told | None, TfdistError | None]:
+    """Calls ``act``, which writes ``target``; returns what it returned, or the error of writing."""
+    try:
+        return act(), None
+    except TfdistError as error:
+        return None, error
+    except (OSError, tf.errors.OpError) as error:
+        if collective.explain(error) is not None:
+            raise  # A rank was lost while all were reading the weights.
+        problem = cannot_write(target, error)
+        problem.__cause__ = error
+        return None, problem
+
+
+def on_all(
+    collective: Collective, act: Callable[[], _Told], target: Path, more_s: float = 0.0
+) -> list[tuple[_Told | None, TfdistError | None]]:
+    """Calls ``act``, which writes ``target`` or has a part in it, on each process.
+
+    Args:
+        more_s: seconds that it may take: see ``Collective.waiting``.
+
+    Returns:
+        What ``tried`` returned on each process, on all of them.
+
+    Raises:
+        TfdistError: on a process that could not write, its own.
+    """
+    place = f"the writing of {target.name}"
+    with collective.apart(place, more_s):
+        told, problem = tried(collective, act, target)
+    with collective.waiting(place, more_s):
+        of_all = collective.gather((told, problem))
+    if problem is not None:
+        raise problem  # Told to others, it has lost its cause.
+    return of_all
 
 
 def are_finite(weights: Iterable[Any]) -> bool:
@@ -84,11 +124,6 @@ class SharedCheckpoints:
         with self._sharded.in_parts() as divided:
             part_files.read(checkpoint, path, divided, read_rest)
 
-    def seconds(self, checkpoint: tf.train.Checkpoint) -> float:
-        """Returns how long the slowest disk that works may take for a checkpoint."""
-        with self._sharded.in_parts() as divided:
-            return seconds_of(checkpoint, divided)
-
     def write(
         self, checkpoint: tf.train.Checkpoint, folder: Path, name: str, *, keep: int, is_sound: bool
     ) -> bool:
@@ -114,7 +149,8 @@ class SharedCheckpoints:
                 place.mkdir(parents=True)
             names = "\n".join(part_files.keys(checkpoint, divided))
             digest = hashlib.sha256(names.encode()).hexdigest()
-            return is_sound and self._has_finite_weights(), digest, str(place)
+            trained = self._sharded.trained(self._model.trainable_weights)
+            return is_sound and are_finite(trained), digest, str(place)
 
         def finish() -> None:
             if not collective.is_chief:
@@ -127,7 +163,6 @@ class SharedCheckpoints:
                 raise
 
         with self._sharded.in_parts() as divided:
-            seconds = seconds_of(checkpoint, divided)
             try:
                 told = self._on_all(begin, target)
                 if not all(sound for sound, *_ in told):
@@ -135,7 +170,7 @@ class SharedCheckpoints:
                 _check_alike([digest for _, digest, _ in told])
                 there = Path(told[0][2])
                 write = functools.partial(self._write_part, checkpoint, there, divided)
-                prefixes = self._on_all(write, target, seconds)
+                prefixes = self._on_all(write, target, seconds_of(checkpoint))
                 self._on_all(finish, target)
             finally:
                 if collective.is_chief:
@@ -158,9 +193,6 @@ class SharedCheckpoints:
             )
         return [told for told, _ in of_all]
 
-    def _has_finite_weights(self) -> bool:
-        return are_finite(self._sharded.trained(self._model.trainable_weights))
-
     def _write_part(self, checkpoint: tf.train.Checkpoint, place: Path, divided: Any) -> str | None:
         """Returns where this process has written its part; None where it has none."""
         collective = self._collective
@@ -168,29 +200,15 @@ class SharedCheckpoints:
         try:
             has_any = part_files.write(checkpoint, own, divided, with_rest=collective.is_chief)
         finally:
-            if collective.reads_together and not collective.is_chief:
-                self._read_with_chief(checkpoint, divided)
+            if collective.reads_together and not collective.is_chief:  # All must, with the chief.
+                with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+                    part_files.write(checkpoint, f"{folder}/checkpoint", divided, with_rest=True)
         return own if has_any else None
 
-    def _read_with_chief(self, checkpoint: tf.train.Checkpoint, divided: Any) -> None:
-        """Takes part in the reading of variables that the chief writes: all must."""
-        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-            part_files.write(checkpoint, f"{folder}/checkpoint", divided, with_rest=True)
 
-
-def seconds_of(
-    checkpoint: tf.train.Checkpoint, divided: Iterable[part_files.Divided] = ()
-) -> float:
+def seconds_of(checkpoint: tf.train.Checkpoint) -> float:
     """Returns how long the slowest disk that works may take for a checkpoint."""
-    return part_files.num_bytes(checkpoint, divided) / _SLOW_BYTES_PER_S
-
-
-def seconds_of_whole(checkpoint: tf.train.Checkpoint, binding: Binding) -> float:
-    """Returns the same of a checkpoint that is brought together; on all processes."""
-    if binding.sharded is None or binding.engine.sharded is not None:
-        return seconds_of(checkpoint)
-    with binding.sharded.in_parts() as divided:
-        return seconds_of(checkpoint, divided)
+    return part_files.num_bytes(checkpoint) / _SLOW_BYTES_PER_S
 
 
 def _new_place(folder: Path) -> Path:

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.keras.layers import replaced
 from tfdist.keras.losses import told_names
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.metrics import MergedResults
@@ -190,24 +191,8 @@ class Binding:
         Args:
             values: name of an attribute of the model -> what is in its place meanwhile.
         """
-        model = self.model
-
-        def is_set(name: str) -> bool:  # Else its class has it, as a method.
-            return name in vars(model) or isinstance(getattr(type(model), name, None), property)
-
-        before = {name: getattr(model, name) for name in values if is_set(name)}
-        for name, value in values.items():
-            setattr(model, name, value)
-        self.takes_body = True
-        try:
+        with replaced(self.model, **values), replaced(self, takes_body=True):
             yield
-        finally:
-            self.takes_body = False
-            for name in values:
-                if name in before:
-                    setattr(model, name, before[name])
-                else:
-                    delattr(model, name)
 
     def whole_slots(self) -> contextlib.AbstractContextManager:
         """Encloses what writes the optimizer's slots to files, on all processes."""

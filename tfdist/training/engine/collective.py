@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -118,15 +118,13 @@ class Collective(abc.ABC):
         """
         return contextlib.nullcontext()
 
-    @contextlib.contextmanager
-    def apart(self, place: str, more_s: float = 0.0) -> Iterator[None]:
+    def apart(self, place: str, more_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
         """Encloses, on all processes, what each does in its own time, as the writing of a file.
 
         They go on together: what follows is enclosed by ``waiting`` with the same arguments.
         """
         # What a process does alone takes its time; where all read together, it may wait.
-        with self.waiting(place, more_s) if self.reads_together else contextlib.nullcontext():
-            yield
+        return self.waiting(place, more_s) if self.reads_together else contextlib.nullcontext()
 
     @abc.abstractmethod
     def merge(self, values: list[Any]) -> list[Any]:

@@ -8,7 +8,6 @@ of results, weighted or not, does not.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ import tensorflow as tf
 
 from tfdist.errors import CheckpointError
 from tfdist.keras import step_context
-from tfdist.keras.tensors import all_raw
+from tfdist.keras.layers import replaced
+from tfdist.keras.tensors import all_raw, as_numpy
 from tfdist.training.engine.collective import Collective
 
 
@@ -46,14 +46,9 @@ class MergedResults:
         #: What the last results were called.
         self.names: list[str] = []
 
-    @contextlib.contextmanager
-    def carrying(self, state: Any | None) -> Iterator[None]:
+    def carrying(self, state: Any | None) -> contextlib.AbstractContextManager[None]:
         """Encloses the rest of a broken epoch; with None, what has metrics of its own in it."""
-        before, self.carried = self.carried, state
-        try:
-            yield
-        finally:
-            self.carried = before
+        return replaced(self, carried=state)
 
     def __call__(self) -> dict[str, Any]:
         if not tf.executing_eagerly() or step_context.current().part is not None:
@@ -63,7 +58,7 @@ class MergedResults:
         local = [variable.numpy() for variable in variables]
         self._assign(variables, self.merged_state())
         try:
-            results = {name: _as_numpy(value) for name, value in self._local_results().items()}
+            results = {name: as_numpy(value) for name, value in self._local_results().items()}
             self.names = list(results)
             return results
         finally:
@@ -116,7 +111,3 @@ class MergedResults:
         for replica, part in enumerate(strategy.experimental_local_results(variable)):
             has_all = is_first and replica == 0
             part.assign(value if has_all else np.zeros_like(value))
-
-
-def _as_numpy(value: Any) -> Any:
-    return value.numpy() if hasattr(value, "numpy") else value

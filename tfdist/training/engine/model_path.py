@@ -198,9 +198,7 @@ def load(model: str, kind: Kind = MODEL, *, again: bool = True) -> Any:
             ) from error
     if not hasattr(module, name):
         known = [
-            key
-            for key in vars(module)
-            if not key.startswith("_") and callable(module.__dict__[key])
+            k for k, value in vars(module).items() if not k.startswith("_") and callable(value)
         ]
         raise ModelError(
             f"{place} must define {name}",

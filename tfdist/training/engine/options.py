@@ -218,22 +218,12 @@ class StepOptions:
 
     @property
     def approximations(self) -> tuple[str, ...]:
-        found = []
+        found, takes = [], "takes the statistics of BatchNormalization"
         if self.accumulate_steps > 1:
-            found.append(
-                OfBatchNorm(
-                    f"accumulate_steps={self.accumulate_steps} takes the statistics of "
-                    "BatchNormalization from each microbatch"
-                )
-            )
+            found.append(f"accumulate_steps={self.accumulate_steps} {takes} from each microbatch")
         if not self.sync_batch_norm:
-            found.append(
-                OfBatchNorm(
-                    "sync_batch_norm=False takes the statistics of BatchNormalization on each "
-                    "replica"
-                )
-            )
-        return tuple(found)
+            found.append(f"sync_batch_norm=False {takes} on each replica")
+        return tuple(map(OfBatchNorm, found))
 
 
 def check_count(option: str, value: object, least: int = 1) -> None:

@@ -284,12 +284,7 @@ class Feed:
             epochs = self._epoch(first, skip_steps)
         else:
             epochs = tf.data.Dataset.range(first, last).flat_map(one_epoch)
-        if self.is_bare:
-            epochs = self.bared(epochs)
-        # A fixed depth: autotune gains nothing here, and ending its thread costs up to 40 ms.
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        epochs = epochs.prefetch(2).with_options(options)
+        epochs = fetched_ahead(self.bared(epochs))
         if self.records.padding is not None:
             return epochs
         return with_shapes_explained(epochs, self.records.element_spec)
@@ -415,10 +410,20 @@ class Feed:
         return self.records.chosen(steps.map(numbers), rows, seed=self.seed, epoch=epoch)
 
     def bared(self, batches: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns batches of x itself, with their shares where they carry them."""
+        """Returns batches of x itself where they are to be bare, with shares if they carry them."""
+        if not self.is_bare:
+            return batches
         if self.shared:
             return batches.map(lambda batch, share: (batch[0], share))
         return batches.map(lambda *batch: batch[0])
+
+    def own_rows(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns of global batches what the replicas of this process take."""
+        if self.shared:
+            batches = batches.map(self.own_share)
+            if self.splits > 1:
+                batches = batches.flat_map(self.split)
+        return self.bared(batches)
 
     def own_share(self, *batch: Any) -> tuple[Any, tf.Tensor]:
         """Returns the rows of this process of a global batch, and the share that they are."""
@@ -505,12 +510,7 @@ class RedividedFeed:
     @_as_written
     def epochs(self, first: int, last: int, *, skip_steps: int = 0) -> tf.data.Dataset:
         """Returns what ``Feed.epochs`` of ``feed`` would, in the other order."""
-        batches = self.whole.epochs(first, last, skip_steps=skip_steps)
-        if self.feed.shared:
-            batches = batches.map(self.feed.own_share)
-            if self.feed.splits > 1:
-                batches = batches.flat_map(self.feed.split)
-        return self.feed.bared(batches) if self.feed.is_bare else batches
+        return self.feed.own_rows(self.whole.epochs(first, last, skip_steps=skip_steps))
 
 
 @dataclass(frozen=True)
@@ -536,6 +536,16 @@ class MergedFeed:
 
         each = [feed.epochs(first, last, skip_steps=skip_steps) for feed in self.feeds]
         return tf.data.Dataset.zip(tuple(each)).map(join)
+
+
+def fetched_ahead(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the batches, of which two are read while a step runs."""
+    import tensorflow as tf
+
+    # A fixed depth: autotune gains nothing here, and ending its thread costs up to 40 ms.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return batches.prefetch(2).with_options(options)
 
 
 def in_batch_order(whole: Any, rows: Sequence[int], parts: int) -> Any:

@@ -170,7 +170,7 @@ class GivenData:
         self._tell_of_cost()
         shuffle = bool(options.pop("shuffle", True)) and fits
         order = self._order if shuffle else None
-        tell = print if self._collective.is_chief else _say_nothing
+        tell = print if self._collective.is_chief else lambda _: None
         ahead = ReadAhead(**ReadAhead.among(options))
         counts = not reads_on or self._collective.num_processes > 1
         evaluates = not fits and not predicts
@@ -266,10 +266,6 @@ def _check_batches(spec: Any) -> None:
         )
 
 
-def _say_nothing(_: str) -> None:
-    """What other processes than the chief say."""
-
-
 def peeked(x: Any) -> tuple[Any, Any]:
     """Returns what gives the same batches as ``x``, and the tf.TensorSpec of one.
 
@@ -341,13 +337,10 @@ def _of_dataset(
         # A shuffle would draw numbers that are the fit's.
         ordered = without_shuffle(dataset)
         known = int(ordered.reduce(np.int64(0), lambda count, *_: count + 1))
-        is_drawn_once = ordered is dataset
-        return _checked(Given(counted(dataset, known, option), known, is_drawn_once=is_drawn_once))
-    return _checked(Given(dataset, known, is_sized=True))
-
-
-def _checked(given: Given) -> Given:
-    if given.steps == 0:
+        given = Given(counted(dataset, known, option), known, is_drawn_once=ordered is dataset)
+    else:
+        given = Given(dataset, known, is_sized=True)
+    if known == 0:
         raise _no_batch("none")
     return given
 

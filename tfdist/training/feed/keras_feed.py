@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.records.reading.elementwise import begun_anew
 from tfdist.records.reading.graph_checks import check
-from tfdist.training.feed.feed import Feed, in_batch_order
+from tfdist.training.feed.feed import Feed, fetched_ahead, in_batch_order
 from tfdist.training.feed.rank_agreement import Seen
 
 ENDLESS = 2**62
@@ -210,17 +210,7 @@ class GivenFeed(Feed):
     def specimen(self) -> GivenFeed:
         """Returns a feed of the same kind that gives nothing, for a step to be traced with."""
         none = GivenBatches(self.batches.dataset.take(0))
-        return GivenFeed(
-            records=self.records,
-            batches=none,
-            steps=0,
-            class_weight=self.class_weight,
-            parts=self.parts,
-            part=self.part,
-            splits=self.splits,
-            shared=self.shared,
-            is_bare=self.is_bare,
-        )
+        return replace(self, batches=none, steps=0, seen=Seen(), speeds=None)
 
     def first_rows(self, count: int) -> Any:
         batch = self.batches.first()
@@ -242,12 +232,4 @@ class GivenFeed(Feed):
             batches = self.seen.watched(batches)
         if self.class_weight:
             batches = batches.map(self._weigh_by_class)
-        if self.shared:
-            batches = batches.map(self.own_share)
-            if self.splits > 1:
-                batches = batches.flat_map(self.split)
-        if self.is_bare:
-            batches = self.bared(batches)
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        return batches.prefetch(2).with_options(options)
+        return fetched_ahead(self.own_rows(batches))

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.keras import step_context
-from tfdist.keras.layers import keeps_unbiased_variance, layers_in
+from tfdist.keras.layers import keeps_unbiased_variance, layers_in, replaced
 from tfdist.keras.tensors import all_raw
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.collective import Collective
@@ -88,26 +88,15 @@ class Repeatable:
         self._first: _Pass | None = None
         self._kept: list[_Used] = []
 
-    @contextlib.contextmanager
-    def first(self) -> Iterator[None]:
-        self._first = step_context.current().norms
-        if self._first is None:
-            yield
-            return
-        self._first.kept = self._kept
-        try:
-            yield
-        finally:
-            self._first.kept = None
+    def first(self) -> contextlib.AbstractContextManager[None]:
+        now = self._first = step_context.current().norms
+        return contextlib.nullcontext() if now is None else replaced(now, kept=self._kept)
 
-    @contextlib.contextmanager
-    def again(self) -> Iterator[None]:
+    def again(self) -> contextlib.AbstractContextManager[None]:
         if self._first is None:
-            yield
-            return
+            return contextlib.nullcontext()
         again = _Pass(self._first.is_real, self._first.name, iter(self._kept))
-        with step_context.within(norms=again):
-            yield
+        return step_context.within(norms=again)
 
 
 def layers_of(model: tf.keras.Model) -> list[tf.keras.layers.BatchNormalization]:

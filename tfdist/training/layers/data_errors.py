@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError
 from tfdist.keras.graph import input_names
-from tfdist.keras.layers import layers_in
+from tfdist.keras.layers import layers_in, written_anew
 from tfdist.keras.losses import compiled_losses, labels_without_weights
 from tfdist.records.wording import listed
 from tfdist.training.feed.keras_data import as_array
@@ -231,8 +231,7 @@ def check_labels(model: tf.keras.Model, element_spec: Any) -> None:
 
 
 def _knows_what_it_needs(model: tf.keras.Model) -> bool:
-    own = ("train_step", "test_step", "compute_loss")
-    return any(getattr(type(model), name) is not getattr(tf.keras.Model, name) for name in own)
+    return bool(written_anew(model, "train_step", "test_step", "compute_loss"))
 
 
 def check_text_labels(model: tf.keras.Model, labels: Any) -> None:

@@ -13,8 +13,6 @@ import tensorflow as tf
 from tfdist import keras
 from tfdist.training.layers.losses import uses_compiled_loss
 
-_METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
-
 
 def make_slots(model: tf.keras.Model) -> None:
     """Makes the variables of the optimizer; legacy optimizers make theirs in the first step."""
@@ -42,8 +40,8 @@ def make_loss(model: tf.keras.Model, y_pred: Any) -> None:
 
 def steps_are_keras_own(model: tf.keras.Model) -> bool:
     """Whether it is Keras that tells compiled losses and metrics of batches."""
-    return all(
-        getattr(type(model), method) is getattr(tf.keras.Model, method) for method in _METHODS
+    return not keras.layers.written_anew(
+        model, "train_step", "test_step", "compute_loss", "compute_metrics"
     )
 
 

@@ -66,10 +66,15 @@ def when_known(gradients: Sequence[Any]) -> contextlib.AbstractContextManager:
 
 def identity(gradient: Any) -> Any:
     """Returns what is ``gradient`` and waits for what operations made here wait for."""
+    return changed(gradient, tf.identity)
+
+
+def changed(gradient: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    """Returns ``change`` of a gradient; of one of look-ups that of its rows, at their places."""
     if isinstance(gradient, tf.IndexedSlices):
-        values = tf.identity(gradient.values)
+        values = change(gradient.values)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return tf.identity(gradient)
+    return change(tf.convert_to_tensor(gradient))
 
 
 def all_at_once(gradients: Sequence[Any]) -> list[Any]:

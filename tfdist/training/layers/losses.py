@@ -164,7 +164,7 @@ def counted_as(part: tf.Tensor) -> contextlib.AbstractContextManager:
 
 
 def has_own_compute_loss(model: tf.keras.Model) -> bool:
-    return type(model).compute_loss is not tf.keras.Model.compute_loss
+    return bool(keras.layers.written_anew(model, "compute_loss"))
 
 
 def uses_compiled_loss(model: tf.keras.Model) -> bool:
@@ -204,12 +204,11 @@ def is_sum(model: tf.keras.Model) -> bool:
         ModelError: for a loss without reduction, for sums and means in one model, and for sums
             beside a compute_loss of the user's own.
     """
-    reductions = {
-        getattr(loss, "reduction", tf.keras.losses.Reduction.AUTO)
+    kinds = {
+        str(getattr(loss, "reduction", tf.keras.losses.Reduction.AUTO))
         for loss in tf.nest.flatten(keras.losses.compiled_losses(model))
         if loss is not None
     }
-    kinds = {str(reduction) for reduction in reductions}
     if {tf.keras.losses.Reduction.NONE, "None"} & kinds:  # Keras 3 takes both.
         raise ModelError(
             "a compiled loss must reduce over the rows of a batch",

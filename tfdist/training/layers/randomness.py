@@ -7,7 +7,6 @@ resumed at a step, in a process whose ``keras.utils.set_random_seed`` was the sa
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from tfdist.compat import is_keras
 from tfdist.errors import ModelError, OptionError, first_line
 from tfdist.keras import step_context
 from tfdist.keras.graph import layer_of_scope
-from tfdist.keras.layers import layers_in
+from tfdist.keras.layers import layers_in, written_anew
 from tfdist.keras.seeds import random_generator, shared_seed
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.failure_notices import ToldOnce
@@ -92,13 +91,13 @@ class StepSeeds:
         return tf.stack([tf.constant(self._base, tf.int32), step])
 
 
-@contextlib.contextmanager
-def microbatch(step_seed: tf.Tensor, number: int, chunk: int) -> Iterator[None]:
+def microbatch(
+    step_seed: tf.Tensor, number: int, chunk: int
+) -> contextlib.AbstractContextManager[None]:
     """Encloses a forward pass of microbatch ``number`` through ``chunk``, in training."""
     folded = tf.random.experimental.stateless_fold_in(step_seed, number)
     draws = _Draws(tf.random.experimental.stateless_fold_in(folded, chunk))
-    with step_context.within(draws=draws):
-        yield
+    return step_context.within(draws=draws)
 
 
 def draw_apart(process: int) -> None:
@@ -243,8 +242,7 @@ def drawn_in(model: tf.keras.Model, names: Sequence[str], *, by_keras: bool = Fa
     """
     layers = {layer.name: layer for layer in layers_in(model) if layer is not model}
     # Loops of layers that augment carry no layer's name.
-    has_own_step = type(model).train_step is not tf.keras.Model.train_step
-    whole = "train_step" if has_own_step else f"model '{model.name}'"
+    whole = "train_step" if written_anew(model, "train_step") else f"model '{model.name}'"
     tells_whole = _is_of_a_user(model) and not any(augments(layer) for layer in layers.values())
     found = []
     for operation in names:
@@ -268,16 +266,6 @@ class Draws:
         self._binding = binding
         self._by_microbatch = by_microbatch
         self._line = ToldOnce()
-
-    def enclosed(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns a step, in which it finds what draws."""
-
-        @functools.wraps(step)
-        def train_step(data: Any) -> Any:
-            with self.told():
-                return step(data)
-
-        return train_step
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:

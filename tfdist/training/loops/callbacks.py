@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -155,6 +155,16 @@ def infinite_losses(logs: dict[str, Any]) -> list[str]:
     return [n for n in ("loss", "val_loss") if n in logs and not is_finite(logs[n])]
 
 
+def _of_the_chief(hook: str) -> Callable[..., None]:
+    """Returns a method of ``OfTheChief`` that calls that of its callback."""
+
+    def call(self: OfTheChief, *args: Any, **options: Any) -> None:
+        if self._is_on():
+            getattr(self.of_the_chief, hook)(*args, **options)
+
+    return call
+
+
 class OfTheChief(tf.keras.callbacks.Callback):
     """Runs a callback on the chief alone; on a new one from where the old one was lost.
 
@@ -197,33 +207,13 @@ class OfTheChief(tf.keras.callbacks.Callback):
             note_best(self.of_the_chief, logs)  # This process may become the chief.
         self._epoch = None
 
-    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        if self._is_on():
-            self.of_the_chief.on_train_batch_begin(batch, logs)
-
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        if self._is_on():
-            self.of_the_chief.on_train_batch_end(batch, logs)
-
-    def on_test_begin(self, logs: dict | None = None) -> None:
-        if self._is_on():
-            self.of_the_chief.on_test_begin(logs)
-
-    def on_test_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        if self._is_on():
-            self.of_the_chief.on_test_batch_begin(batch, logs)
-
-    def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        if self._is_on():
-            self.of_the_chief.on_test_batch_end(batch, logs)
-
-    def on_test_end(self, logs: dict | None = None) -> None:
-        if self._is_on():
-            self.of_the_chief.on_test_end(logs)
-
-    def on_train_end(self, logs: dict | None = None) -> None:
-        if self._is_on():
-            self.of_the_chief.on_train_end(logs)
+    on_train_batch_begin = _of_the_chief("on_train_batch_begin")
+    on_train_batch_end = _of_the_chief("on_train_batch_end")
+    on_test_begin = _of_the_chief("on_test_begin")
+    on_test_batch_begin = _of_the_chief("on_test_batch_begin")
+    on_test_batch_end = _of_the_chief("on_test_batch_end")
+    on_test_end = _of_the_chief("on_test_end")
+    on_train_end = _of_the_chief("on_train_end")
 
     def _is_on(self) -> bool:
         if not self._collective.is_chief:

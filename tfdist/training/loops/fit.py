@@ -12,11 +12,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import keras
-from tfdist.errors import DataError
+from tfdist.errors import DataError, ModelError
 from tfdist.training.checkpoints import callback_state
+from tfdist.training.checkpoints.callback_state import growing_among
 from tfdist.training.checkpoints.checkpoint import keepers_among, released_after
 from tfdist.training.checkpoints.checkpoint_state import Start
-from tfdist.training.checkpoints.growing_batch import growing_among
 from tfdist.training.engine.binding import Binding
 from tfdist.training.feed.feed import Feed
 from tfdist.training.feed.keras_data import is_given_in_batches
@@ -27,7 +27,6 @@ from tfdist.training.layers.data_errors import check_given_labels, check_labels
 from tfdist.training.loops import tracing
 from tfdist.training.loops.batch_reader import BatchReader
 from tfdist.training.loops.callbacks import JobCallbacks, for_process, have_stopped
-from tfdist.training.loops.custom_fit import EpochsAsTold, check_own_fit
 from tfdist.training.loops.membership import Fit, membership_of
 from tfdist.training.loops.noise_scale import at_rate_of_its_batch, check_growing
 from tfdist.training.loops.opening import Opening
@@ -131,7 +130,9 @@ class Runs:
 
     def _read(self, loop: Callable[..., Any], x: Any, options: dict) -> Any:
         if not is_given_in_batches(x):
-            return self._run_again_if_lost(loop, self._opening.as_feed(x, options), options)
+            feed = self._opening.as_feed(x, options)
+            explained = functools.partial(self._reader.steps, feed)
+            return self._membership.run_again_if_lost(lambda: loop(feed, **options), explained)
         reads_on = keras.steps.steps_per_execution(self._model) == 1
         predicts = loop == self._predict_feed
         feed = self._opening.given_feed(x, options, "steps", predicts=predicts, reads_on=reads_on)
@@ -163,7 +164,7 @@ class Runs:
         **options: Any,
     ) -> tf.keras.callbacks.History:
         model = self._model
-        check_own_fit(model)
+        _check_own_fit(model)
         keras.steps.check_executions(model, feed.steps_per_epoch)
         if not self._binding.takes_body:
             check_labels(model, feed.records.element_spec)
@@ -263,10 +264,6 @@ class Runs:
         model.history = history
         return history
 
-    def _run_again_if_lost(self, loop: Callable[..., Any], feed: Feed, options: dict) -> Any:
-        explained = functools.partial(self._reader.steps, feed)
-        return self._membership.run_again_if_lost(lambda: loop(feed, **options), explained)
-
     def _evaluate_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         check_labels(self._model, feed.records.element_spec)
         self._preparation.try_pass(feed.records.element_spec)
@@ -298,17 +295,19 @@ class Runs:
 
     def _chain(self, callbacks: list, feed: Feed, epochs: int, verbose: Any) -> JobCallbacks:
         # First: the user's loggers then see what it adds.
-        own = [EpochsAsTold(epochs), EffectiveLearningRate(), *self._notices(verbose)]
-        divided = {
-            "gathers_slots": self._binding.sharded is not None,
-            "gathers_weights": self._binding.options.shards_weights,
-        }
+        own = [_EpochsAsTold(epochs), EffectiveLearningRate(), *self._notices(verbose)]
         if self._membership.shows_bar_by_callback and verbose != 0:
             callbacks = [*callbacks, keras.steps.steps_shown()]
         if self._preparation.scale is not None:
             own.append(self._preparation.scale)
+        callbacks = for_process(
+            callbacks,
+            self._collective,
+            gathers_slots=self._binding.sharded is not None,
+            gathers_weights=self._binding.options.shards_weights,
+        )
         return JobCallbacks(
-            [*own, *for_process(callbacks, self._collective, **divided)],
+            [*own, *callbacks],
             self._binding,
             add_progbar=verbose != 0 and not self._membership.shows_bar_by_callback,
             model=self._model,
@@ -346,3 +345,42 @@ def _listed(callbacks: Any) -> list[Any]:
     if callbacks is None:
         return []
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
+def _check_own_fit(model: tf.keras.Model) -> None:
+    """Raises:
+    ModelError: the model's class has a fit that cannot be given batches.
+    """
+    try:
+        inspect.signature(type(model).fit).bind(model, None, epochs=1)
+    except TypeError as error:
+        raise ModelError(
+            "a fit of a model's own class must take what Keras' fit takes, since it is given "
+            "batches of x and y together",
+            received=f"{type(model).__name__}.fit, {error}",
+            mend="Write fit(self, x=None, y=None, **options), or move what it does into a callback",
+        ) from None
+
+
+class _EpochsAsTold(tf.keras.callbacks.Callback):
+    """Ends a fit that goes on behind the epochs it was told, for which there are no batches.
+
+    Args:
+        epochs: the last one.
+    """
+
+    def __init__(self, epochs: int):
+        super().__init__()
+        self._epochs = epochs
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Raises:
+        ModelError: the epoch is one too many.
+        """
+        if epoch >= self._epochs:
+            raise ModelError(
+                "a fit of a model's own class must train for the epochs that it is told",
+                received=f"{type(self.model).__name__}.fit, which begins epoch {epoch + 1} of "
+                f"{self._epochs}",
+                mend="Give model.fit the epochs, and change them nowhere else",
+            )

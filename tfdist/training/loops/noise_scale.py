@@ -10,11 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError, OptionError
-from tfdist.keras.optimizers import has_parts, inner_of
-from tfdist.keras.rates import is_fixed
+from tfdist.keras.optimizers import inner_of
+from tfdist.keras.rates import more_than_one_rate
 from tfdist.keras.steps import steps_per_execution
-from tfdist.keras.trackables import optimizers_of
-from tfdist.training.checkpoints.growing_batch import GrowingBatch
+from tfdist.training.checkpoints.callback_state import GrowingBatch
 from tfdist.training.engine.binding import Binding, binding_of
 from tfdist.training.engine.elastic_collective import ElasticCollective
 from tfdist.training.engine.options import check_count
@@ -268,16 +267,11 @@ def check_growing(feed: Feed, callbacks: Sequence[Any], *, is_scaled: bool) -> N
 
 def _check_rate(binding: Binding) -> None:
     """Raises ModelError where batch and learning rate cannot change between epochs."""
-    model, received = binding.model, None
-    if len(optimizers_of(model)) > 1:
-        received = f"{len(optimizers_of(model))} optimizers"
-    elif has_parts(model.optimizer):
-        received = f"a {type(model.optimizer).__name__}"
-    elif not is_fixed(model.optimizer):
-        received = "a schedule"
-    elif steps_per_execution(model) > 1:
+    model = binding.model
+    received = more_than_one_rate(model)
+    if received is None and steps_per_execution(model) > 1:
         received = f"steps_per_execution={steps_per_execution(model)}"
-    elif isinstance(binding.collective, ElasticCollective):
+    elif received is None and isinstance(binding.collective, ElasticCollective):
         received = "an elastic job"
     if received is not None:
         raise ModelError(

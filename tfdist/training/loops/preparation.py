@@ -194,7 +194,9 @@ class Preparation:
             eager_variables.make_slots(model)  # They must exist to be restored or sent.
         knows_late = self._collective.num_processes > 1 or keras.trackables.SLOTS_COME_FIRST
         if knows_late and optimizers_of(model) != [model.optimizer]:
-            self._trace(feed)  # What a step gives to other optimizers is known when it is traced.
+            # What a step gives to other optimizers is known when it is traced.
+            specimen = feed.specimen() if isinstance(feed, GivenFeed) else feed
+            keras.steps.trace_step(model, iter(self._reader.batches(specimen, 0, 1)))
         start = Start()
         keepers = keepers_among(callbacks)
         if keepers:
@@ -225,10 +227,6 @@ class Preparation:
             follow_variables(model)
             check_vocabularies(model, self._collective)
         return start
-
-    def _trace(self, feed: Feed) -> None:
-        specimen = feed.specimen() if isinstance(feed, GivenFeed) else feed
-        keras.steps.trace_step(self._model, iter(self._reader.batches(specimen, 0, 1)))
 
 
 def _warn(found: list[str], collective: Collective) -> None:

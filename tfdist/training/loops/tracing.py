@@ -47,20 +47,16 @@ class TracingNotice(tf.keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         self._begin(self.model.train_function, "training")
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self.end()
-
     def on_test_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         self._begin(self.model.test_function, "evaluation")
-
-    def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self.end()
 
     def on_predict_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         self._begin(self.model.predict_function, "prediction")
 
-    def on_predict_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self.end()
+
+    on_test_batch_end = on_predict_batch_end = on_train_batch_end
 
     def _begin(self, function: Any, loop: str) -> None:
         if function is None or function in _TRACED:  # Engines may have steps of their own.

@@ -7,7 +7,7 @@ parts of one length. What the weights of a bucket give is laid side by side: a r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,16 +101,29 @@ def buckets(divisions: Sequence[Division], wanted: Sequence[int]) -> list[Bucket
 
     A weight that is larger than a bucket has one of its own.
     """
-    found: list[list[int]] = []
-    room = 0
-    for index in wanted:
-        division = divisions[index]
-        size = division.size * division.dtype.size
-        last = divisions[found[-1][0]] if found else None
-        is_alike = last and (last.dtype, last.device) == (division.dtype, division.device)
-        if not is_alike or size > room:
-            found.append([])
-            room = BYTES_OF_A_BUCKET
-        found[-1].append(index)
-        room -= size
+
+    def size_of(index: int) -> int:
+        return divisions[index].size * divisions[index].dtype.size
+
+    def kind_of(index: int) -> Any:
+        return divisions[index].dtype, divisions[index].device
+
+    found = in_groups(wanted, size_of, kind_of)
     return [Bucket(tuple(group), tuple(divisions[i] for i in group)) for group in found]
+
+
+def in_groups(
+    items: Iterable[Any],
+    size_of: Callable[[Any], int],
+    kind_of: Callable[[Any], Any] = lambda _: None,
+) -> list[list[Any]]:
+    """Divides items into groups that one message carries, each of one kind, in their order."""
+    groups: list[list[Any]] = []
+    room = 0
+    for item in items:
+        if not groups or kind_of(item) != kind_of(groups[-1][0]) or size_of(item) > room:
+            groups.append([])
+            room = BYTES_OF_A_BUCKET
+        groups[-1].append(item)
+        room -= size_of(item)
+    return groups

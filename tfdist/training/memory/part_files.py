@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,9 @@ from tensorflow.python.trackable.base import OBJECT_GRAPH_PROTO_KEY, VARIABLE_VA
 from tensorflow.python.trackable.trackable_utils import checkpoint_key, object_path_to_string
 
 from tfdist.errors import CheckpointError
+from tfdist.keras.layers import replaced
 from tfdist.keras.tensors import uncast
+from tfdist.keras.trackables import descendants_of
 from tfdist.training.memory.flat_parts import Division
 
 #: Where a rectangle of a tensor begins, and how long it is, in each dimension.
@@ -127,15 +129,12 @@ def keys(checkpoint: tf.train.Checkpoint, divided: Sequence[Divided]) -> list[st
     return [key for _, key, _ in _places(checkpoint, divided)]
 
 
-def num_bytes(checkpoint: tf.train.Checkpoint, divided: Iterable[Divided]) -> int:
+def num_bytes(checkpoint: tf.train.Checkpoint) -> int:
     """Returns the bytes of all values of a checkpoint; alike in all processes of a job."""
-    nodes = [uncast(node) for node in ObjectGraphView(checkpoint).breadth_first_traversal()[0]]
-    # While they are divided, the whole ones may be empty.
-    sizes = {id(uncast(each.whole)): each.division.size * each.dtype.size for each in divided}
-    for node in nodes:
-        if isinstance(node, tf.Variable):
-            sizes.setdefault(id(node), (node.shape.num_elements() or 0) * node.dtype.size)
-    return sum(sizes.values())
+    nodes = map(uncast, descendants_of(checkpoint))
+    # Of one that is divided, too: it keeps its shape when it holds nothing.
+    found = {id(node): node for node in nodes if isinstance(node, tf.Variable)}
+    return sum((one.shape.num_elements() or 0) * one.dtype.size for one in found.values())
 
 
 def write(
@@ -221,7 +220,7 @@ def read(
                 mend="Give the same model and optimizer, or start anew in another folder",
             )
     # TensorFlow must find something for each variable: one slice, which is read and let go.
-    with _instead((node, _given(_one_of(own)), _drop) for node, _, own in places):
+    with _instead((node, _given(_one_of(own)), lambda _: None) for node, _, own in places):
         read_rest(checkpoint, path)
     keys_of = {id(own): key for _, key, own in places}
     for each in divided:
@@ -272,10 +271,6 @@ def _given(slices: dict[str, tf.Tensor]) -> Callable[[], dict[str, dict[str, tf.
     return lambda: {VARIABLE_VALUE_KEY: slices}
 
 
-def _drop(_: Any) -> None:
-    pass
-
-
 @contextlib.contextmanager
 def _instead(
     ways: Iterator[tuple[Any, Callable[[], Any], Callable[[Any], None] | None]],
@@ -285,21 +280,9 @@ def _instead(
     Args:
         ways: (variable, what returns its slices, what takes those that were read).
     """
-    put: list[tuple[dict[str, Any], str, Any]] = []
-    try:
+    with contextlib.ExitStack() as meanwhile:
         for variable, write_it, read_it in ways:
-            own = vars(variable)
-            for name, way in (
-                ("_serialize_to_tensors", write_it),
-                ("_restore_from_tensors", read_it),
-            ):
-                if way is not None:
-                    put.append((own, name, own.get(name)))
-                    own[name] = way
+            given = {"_serialize_to_tensors": write_it, "_restore_from_tensors": read_it}
+            known = {name: way for name, way in given.items() if way is not None}
+            meanwhile.enter_context(replaced(variable, **known))
         yield
-    finally:
-        for own, name, before in reversed(put):
-            if before is None:
-                del own[name]
-            else:
-                own[name] = before

@@ -24,7 +24,6 @@ from tfdist.training.engine.binding import Binding
 from tfdist.training.layers import batch_norm, randomness
 from tfdist.training.layers.gradients import all_at_once
 from tfdist.training.memory import segments
-from tfdist.training.memory.segments import Segment
 from tfdist.training.memory.sharded_weights import ShardedWeights
 from tfdist.training.memory.weight_blocks import Block
 from tfdist.training.model.layer_calls import graph_of, inputs_of
@@ -106,12 +105,32 @@ class Recomputation:
         *,
         reduced: list[list[tf.Tensor]],
     ) -> list[tf.Tensor]:
+        """Runs a segment on one microbatch; whenever it is computed, it draws the same numbers.
+
+        Args:
+            before: what must be known before the weights of a block are gathered the first time.
+            reduced: gradients of the parts of blocks whose way back is over.
+        """
         segment, block = self._segments[number], self._blocks.get(number)
-        place = *step_context.current().repeatable, number
-        forward = _Forward(segment, *place, block, before, reduced)
+        seed, microbatch = step_context.current().repeatable
+        first = iter([(f"shard.first.{microbatch}", before)])
+
+        def gathered(parts: Sequence[tf.Tensor]) -> contextlib.AbstractContextManager:
+            if block is None:
+                return contextlib.nullcontext()
+            # The second time. Few blocks are whole at once, however slow the way.
+            again = f"shard.again.{microbatch}", reduced[-2] if len(reduced) > 1 else ()
+            return block.gathered(parts, *next(first, again), reduced)
+
+        def forward(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            own, parts = tensors[: len(given)], tensors[len(given) :]
+            with randomness.microbatch(seed, microbatch, number), gathered(parts):
+                return tf.nest.flatten(segment.model(own, training=True))
+
         if not segment.repeats:
             return forward(given)
-        return _computed_again(forward, given if block is None else [*given, *block.parts()])
+        parts = [] if block is None else block.parts()
+        return _computed_again(forward, [*given, *parts], segment.name)
 
     def _in_passing(
         self, number: int, given: list[tf.Tensor], before: list[tf.Tensor], *, training: Any
@@ -121,49 +140,10 @@ class Recomputation:
             return tf.nest.flatten(self._segments[number].model(given, training=training))
 
 
-class _Forward:
-    """A forward pass of one microbatch through one segment; it draws the same numbers each time.
-
-    Args:
-        block: of weights that are divided; their parts are given after the segment's inputs.
-        before: what must be known before these are gathered the first time.
-        reduced: gradients of the parts of blocks whose way back is over.
-    """
-
-    def __init__(
-        self,
-        segment: Segment,
-        seed: tf.Tensor,
-        microbatch: int,
-        number: int,
-        block: Block | None,
-        before: Sequence[tf.Tensor],
-        reduced: list[list[tf.Tensor]],
-    ):
-        self.segment = segment
-        self._place = seed, microbatch, number
-        self._block = block
-        self._before: Sequence[tf.Tensor] | None = before
-        self._reduced = reduced
-
-    def __call__(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        num_inputs = len(self.segment.inputs)
-        with randomness.microbatch(*self._place), self._gathered(tensors[num_inputs:]):
-            return tf.nest.flatten(self.segment.model(tensors[:num_inputs], training=True))
-
-    def _gathered(self, parts: Sequence[tf.Tensor]) -> contextlib.AbstractContextManager:
-        if self._block is None:
-            return contextlib.nullcontext()
-        after, self._before = self._before, None
-        name = f"shard.first.{self._place[1]}"
-        if after is None:  # The second time. Few blocks are whole at once, however slow the way.
-            name = f"shard.again.{self._place[1]}"
-            after = self._reduced[-2] if len(self._reduced) > 1 else ()
-        return self._block.gathered(parts, name, after, self._reduced)
-
-
-def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns ``forward(tensors)``; for the gradients it is called once more."""
+def _computed_again(
+    forward: Callable[[list[tf.Tensor]], list[tf.Tensor]], tensors: list[tf.Tensor], name: str
+) -> list[tf.Tensor]:
+    """Returns ``forward(tensors)`` of what is called ``name``; for the gradients it runs again."""
     flowing = [number for number, tensor in enumerate(tensors) if tensor.dtype.is_floating]
     statistics = batch_norm.Repeatable()
     seeds: list[tf.Tensor] = []
@@ -187,13 +167,13 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
             upstream = [tf.convert_to_tensor(gradient) for gradient in upstream]
             # Without waiting, TensorFlow would compute it at once and keep it all the same.
             with tf.control_dependencies(upstream), tf.GradientTape() as tape:
-                again = [_like(tensor) for tensor in tensors]
+                again = [with_mask(tf.identity(tensor), mask_of(tensor)) for tensor in tensors]
                 sources = [again[number] for number in flowing]
                 tape.watch([*sources, *trained])
                 with (
                     statistics.again(),
                     step_context.within(seeds=lambda _: next(drawn)),
-                    _without_side_effects(forward.segment),
+                    _without_side_effects(name),
                 ):
                     outputs = with_logits(forward(again))
             found = tape.gradient(outputs, [*sources, *trained], output_gradients=upstream)
@@ -207,7 +187,7 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
         return with_logits(first), back
 
     results = iter(tf.nest.flatten(checkpoint(*(tensors[number] for number in flowing))))
-    outputs = [_masked(next(results), t) if t.dtype.is_floating else t for t in first]
+    outputs = [with_mask(next(results), mask_of(t)) if t.dtype.is_floating else t for t in first]
     behind = [logits_of(tensor) for tensor in first]
     return [
         output if logits is None else logits.behind(output, next(results))
@@ -215,16 +195,8 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
     ]
 
 
-def _like(tensor: tf.Tensor) -> tf.Tensor:
-    return _masked(tf.identity(tensor), tensor)
-
-
-def _masked(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    return with_mask(tensor, mask_of(like))
-
-
 @contextlib.contextmanager
-def _without_side_effects(segment: Segment) -> Iterator[None]:
+def _without_side_effects(segment_name: str) -> Iterator[None]:
     """Encloses the second pass through a segment; it raises as ``refuse_side_effects`` does."""
     if tf.executing_eagerly():
         yield
@@ -232,7 +204,7 @@ def _without_side_effects(segment: Segment) -> Iterator[None]:
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     yield
-    refuse_side_effects(graph, graph.get_operations()[before:], segment.name)
+    refuse_side_effects(graph, graph.get_operations()[before:], segment_name)
 
 
 def refuse_side_effects(

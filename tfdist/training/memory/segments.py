@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,8 +56,13 @@ def named(graph: Graph, names: Sequence[str]) -> Bounds:
             raise unknown_choice("layer in recompute", name, known)
         for index in found:
             block_of.setdefault(index, number)
+    return _runs(calls, block_of.get)
+
+
+def _runs(calls: Sequence[Call], block_of: Callable[[int], Any]) -> Bounds:
+    """Returns the calls that follow each other and are of one block, or of none."""
     bounds, start = [], 0
-    for block, items in itertools.groupby(range(len(calls)), block_of.get):
+    for block, items in itertools.groupby(range(len(calls)), block_of):
         stop = start + len(list(items))
         bounds.append((start, stop, block is not None))
         start = stop
@@ -112,12 +117,7 @@ def _runs_of_blocks(calls: Sequence[Call]) -> Bounds:
             return call.path[0]
         return index if len(layers_in(call.layer)) > 1 else None
 
-    bounds, start = [], 0
-    for block, items in itertools.groupby(range(len(calls)), block_of):
-        stop = start + len(list(items))
-        bounds.append((start, stop, block is not None))
-        start = stop
-    return bounds
+    return _runs(calls, block_of)
 
 
 def _bytes(calls: Sequence[Call]) -> int:

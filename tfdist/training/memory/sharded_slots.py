@@ -21,7 +21,7 @@ from tfdist.errors import ModelError
 from tfdist.training.engine.binding import Binding, Enclosure
 from tfdist.training.engine.collective import Collective
 from tfdist.training.layers import eager_variables
-from tfdist.training.memory.flat_parts import BYTES_OF_A_BUCKET, Division
+from tfdist.training.memory.flat_parts import Division, in_groups
 from tfdist.training.memory.part_files import Divided
 from tfdist.training.memory.slots import build_empty, build_on, set_value
 
@@ -96,11 +96,8 @@ class Parts:
 
     def whole_slots(self) -> list[tf.Variable]:
         """Returns the slots of the given optimizer, in the order of ``slots``."""
-        found = (
-            list(keras.optimizers.variables_of(self.given))[-len(self.slots) :]
-            if self.slots
-            else []
-        )
+        every = keras.optimizers.variables_of(self.given)
+        found = every[-len(self.slots) :] if self.slots else []
         shapes = [self.divisions[index].shape for index, _ in self.slots]
         assert [tuple(slot.shape) for slot in found] == shapes, "slots in another order"
         return found
@@ -112,7 +109,7 @@ class Parts:
             keep: whether this process needs them; else it only gives its own.
         """
         pairs = list(zip(self.slots.items(), self.whole_slots(), strict=True))
-        for group in in_groups(pairs):
+        for group in in_groups(pairs, lambda pair: num_bytes(pair[1])):
             own = [[part.numpy() for part in parts] for (_, parts), _ in group]
             of_all = self._collective.gather(own)
             for number, (((index, _), _), whole) in enumerate(group if keep else ()):
@@ -141,18 +138,9 @@ def host_of(device: str) -> str:
     return tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
 
 
-def in_groups(pairs: Sequence[Any]) -> list[list[Any]]:
-    """Divides pairs of anything and a variable into groups that one message carries."""
-    groups: list[list[Any]] = []
-    room = 0
-    for pair in pairs:
-        size = pair[1].shape.num_elements() * pair[1].dtype.size
-        if not groups or size > room:
-            groups.append([])
-            room = BYTES_OF_A_BUCKET
-        groups[-1].append(pair)
-        room -= size
-    return groups
+def num_bytes(variable: Any) -> int:
+    """Returns what a whole variable takes, though it may be emptied."""
+    return variable.shape.num_elements() * variable.dtype.size
 
 
 def _twin_of(optimizer: Any) -> Any:
@@ -198,14 +186,22 @@ class ShardedSlots:
         if self.parts is None or self._depth:
             yield
             return
+        try:
+            with self._aware():
+                writes = self._collective.is_chief or self._collective.reads_together
+                self.parts.gather(keep=writes or everywhere)
+                yield
+        finally:
+            self.parts.free_whole()
+
+    @contextlib.contextmanager
+    def _aware(self) -> Iterator[None]:
+        """Encloses what brings the slots together, or knows that they are in parts."""
         self._depth += 1
         try:
-            writes = self._collective.is_chief or self._collective.reads_together
-            self.parts.gather(keep=writes or everywhere)
             yield
         finally:
             self._depth -= 1
-            self.parts.free_whole()
 
     def enclosures(self) -> list[Enclosure]:
         """Returns what is put around methods of the model that give its slots values."""
@@ -229,11 +225,8 @@ class ShardedSlots:
 
         All processes must enter it together.
         """
-        self._depth += 1
-        try:
+        with self._aware():
             yield self._divided()
-        finally:
-            self._depth -= 1
 
     def _divided(self) -> list[Divided]:
         parts = self.parts

@@ -15,6 +15,7 @@ from tfdist import keras
 from tfdist.training.engine.binding import Binding
 from tfdist.training.layers import clipping
 from tfdist.training.layers.clipping import not_added_up
+from tfdist.training.layers.gradients import changed
 from tfdist.training.layers.losses import uncounted
 from tfdist.training.memory.flat_parts import Bucket, buckets
 from tfdist.training.memory.sharded_slots import Parts, ShardedSlots
@@ -124,8 +125,7 @@ class ShardedUpdate:
         if isinstance(gradient, tf.IndexedSlices) and limit is not None:
             # Keras clips each row that was looked up, before it adds up those of the same word.
             limit *= uncounted(self._collective)
-            values = tf.clip_by_value(gradient.values, -limit, limit)
-            gradient = tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+            gradient = changed(gradient, lambda rows: tf.clip_by_value(rows, -limit, limit))
         return tf.convert_to_tensor(gradient)
 
     def _told_by_all(

@@ -20,9 +20,9 @@ from tfdist.errors import ModelError
 from tfdist.training.engine.binding import Binding, Enclosure
 from tfdist.training.layers import eager_variables
 from tfdist.training.memory.emptied_variable import Elsewhere
-from tfdist.training.memory.flat_parts import Division
+from tfdist.training.memory.flat_parts import Division, in_groups
 from tfdist.training.memory.part_files import Divided
-from tfdist.training.memory.sharded_slots import Parts, ShardedSlots, in_groups
+from tfdist.training.memory.sharded_slots import Parts, ShardedSlots, num_bytes
 from tfdist.training.memory.slots import build_empty
 from tfdist.training.memory.weight_blocks import Block
 
@@ -105,11 +105,8 @@ class ShardedWeights(ShardedSlots):
             self._divide_weights()
         if self.parts is None:
             self._divide_slots()
-        self._depth += 1  # What is restored goes to the parts.
-        try:
+        with self._aware():  # What is restored goes to the parts.
             yield
-        finally:
-            self._depth -= 1
         self.settle()
 
     def _divide_weights(self) -> None:
@@ -177,19 +174,18 @@ class ShardedWeights(ShardedSlots):
             yield
             return
         self.settle()
-        self._depth += 1
         try:
-            self._gather(keep=self._collective.is_chief or everywhere)
-            yield
+            with self._aware():
+                self._gather(keep=self._collective.is_chief or everywhere)
+                yield
         finally:
-            self._depth -= 1
             for each in self._all():
                 each.host = None
 
     def _gather(self, keep: bool) -> None:
-        for group in in_groups([(each, each.variable) for each in self._all()]):
-            of_all = self._collective.gather([each.part.numpy() for each, _ in group])
-            for number, (each, _) in enumerate(group if keep else ()):
+        for group in in_groups(self._all(), lambda each: num_bytes(each.variable)):
+            of_all = self._collective.gather([each.part.numpy() for each in group])
+            for number, each in enumerate(group if keep else ()):
                 each.host = each.division.whole_array([parts[number] for parts in of_all])
 
     def enclosures(self) -> list[Enclosure]:
@@ -202,28 +198,11 @@ class ShardedWeights(ShardedSlots):
 
             return run
 
-        def read_whole(method: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*args: Any, **options: Any) -> Any:
-                with self.whole(everywhere=True):
-                    return method(*args, **options)
-
-            return run
-
-        def read_in_parts(method: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*args: Any, **options: Any) -> Any:
-                self._depth += 1  # Of TensorFlow's format are slots, too, which take their parts.
-                try:
-                    return method(*args, **options)
-                finally:
-                    self._depth -= 1
-
-            return run
-
         loops = ("evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
         return [
             (loops, settled),
-            (("get_weights",), read_whole),
-            (("load_weights",), read_in_parts),
+            (("get_weights",), self.whole(everywhere=True)),
+            (("load_weights",), self._aware()),  # Of TensorFlow's format slots take their parts.
         ]
 
 

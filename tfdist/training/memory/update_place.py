@@ -28,8 +28,5 @@ def updates_where_weights_lie(optimizer: Any) -> Iterator[None]:
         with tf.device(variable.device):
             return update(gradient, variable, *rate)
 
-    inner.update_step = update_there
-    try:
+    with keras.layers.replaced(inner, update_step=update_there):
         yield
-    finally:
-        del inner.update_step

@@ -14,7 +14,7 @@ from tfdist.keras import step_context
 from tfdist.training.engine.collective import Collective
 from tfdist.training.layers.gradients import with_gradient
 from tfdist.training.memory.emptied_variable import Elsewhere
-from tfdist.training.memory.flat_parts import Bucket, buckets
+from tfdist.training.memory.flat_parts import buckets
 
 
 class Block:
@@ -112,17 +112,14 @@ class Block:
                 return reduced[-1]
 
             with tf.control_dependencies(after):
-                found = [
-                    bucket.wholes(self._all(bucket, parts, f"{name}.{number}"))
-                    for number, bucket in enumerate(travelling)
-                ]
+                found = []
+                for number, bucket in enumerate(travelling):
+                    row = tf.concat([parts[index] for index in bucket.indices], 0)
+                    rows = self._collective.all_gather(row, f"{name}.{number}")
+                    found.append(bucket.wholes(rows))
             return _in_order(found), back
 
         return list(gather(*parts))
-
-    def _all(self, bucket: Bucket, parts: Sequence[Any], name: str) -> tf.Tensor:
-        row = tf.concat([parts[index] for index in bucket.indices], 0)
-        return self._collective.all_gather(row, name)
 
 
 def _in_order(of_buckets: Sequence[Sequence[Any]]) -> list[Any]:

@@ -26,7 +26,7 @@ _PLACE = "_tfdist_build_for"
 
 def can_be_built(model: tf.keras.Model) -> bool:
     """Whether a batch tells what the weights of ``model`` are."""
-    return keras.steps.CAN_BE_BUILT_LATE and type(model).call is not tf.keras.Model.call
+    return keras.steps.CAN_BE_BUILT_LATE and keras.layers.can_be_called(model)
 
 
 def build_with_first_data(

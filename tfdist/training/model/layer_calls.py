@@ -251,9 +251,7 @@ def crossing_bytes(calls: Sequence[Call], cut: int) -> int:
     """Returns the bytes of one row that cross a cut before call number ``cut``."""
     before = {id(t): t for call in calls[:cut] for t in call.outputs}
     needed = {id(t) for call in calls[cut:] for t in call.inputs}
-    return sum(
-        _elements(t) * tf.as_dtype(t.dtype).size for key, t in before.items() if key in needed
-    )
+    return sum(_bytes(t) for key, t in before.items() if key in needed)
 
 
 def inputs_of(model: tf.keras.Model, x: Any) -> list[tf.Tensor]:

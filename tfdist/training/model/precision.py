@@ -40,11 +40,7 @@ def check_follows(model: tf.keras.Model, precision: str | None) -> None:
     """
     if precision is None:
         return
-    layers = [
-        layer
-        for layer in layers_in(model)
-        if layer.weights and not isinstance(layer, tf.keras.Model)
-    ]
+    layers = [e for e in layers_in(model) if e.weights and not isinstance(e, tf.keras.Model)]
     found = sorted({layer.dtype_policy.name for layer in layers})
     if layers and precision not in found:
         raise ModelError(

@@ -105,21 +105,20 @@ def refuse_own_steps(model: tf.keras.Model, strategy: str) -> None:
     way = "use strategy 'single', 'mirrored', 'horovod' or 'multi_worker'"
     if strategy == "single":  # Which takes their place for these alone.
         way = "leave out accumulate_steps, recompute and offload"
-    for step in ("train_step", "test_step", "predict_step"):
-        if getattr(type(model), step) is not getattr(tf.keras.Model, step):
-            raise ModelError(
-                f"a model of strategy '{strategy}' must have Keras' own {step}, since the "
-                "strategy takes its place to make the parts of a batch add up to the whole",
-                received=f"{type(model).__name__} with a {step} of its own",
-                mend=f"Move the custom part into compute_loss or a loss, or {way}",
-            )
+    if own := keras.layers.written_anew(model, "train_step", "test_step", "predict_step"):
+        raise ModelError(
+            f"a model of strategy '{strategy}' must have Keras' own {own[0]}, since the "
+            "strategy takes its place to make the parts of a batch add up to the whole",
+            received=f"{type(model).__name__} with a {own[0]} of its own",
+            mend=f"Move the custom part into compute_loss or a loss, or {way}",
+        )
 
 
 def refuse_own_loss(model: tf.keras.Model, strategy: str) -> None:
     """Raises:
     ModelError: the model's class has a compute_loss of its own.
     """
-    if type(model).compute_loss is not tf.keras.Model.compute_loss:
+    if keras.layers.written_anew(model, "compute_loss"):
         raise ModelError(
             f"a model of strategy '{strategy}' must have Keras' own compute_loss, since the "
             "strategy computes the compiled loss by itself",
@@ -132,7 +131,7 @@ def refuse_own_metrics(model: tf.keras.Model, strategy: str) -> None:
     """Raises:
     ModelError: the model's class has a compute_metrics of its own, and ranks share its batches.
     """
-    if type(model).compute_metrics is not tf.keras.Model.compute_metrics:
+    if keras.layers.written_anew(model, "compute_metrics"):
         raise ModelError(
             f"a model of strategy '{strategy}' with replicas must have Keras' own compute_metrics, "
             "or it would show the metrics of one rank's rows",

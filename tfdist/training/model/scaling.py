@@ -17,6 +17,7 @@ from tfdist.errors import OptionError, unknown_choice
 from tfdist.keras.optimizers import steps_of
 from tfdist.keras.rates import given_learning_rate, is_fixed, rate_of_last_step
 from tfdist.keras.steps import steps_per_execution
+from tfdist.keras.tensors import as_numpy
 
 RULES = ("linear", "sqrt")
 
@@ -38,9 +39,12 @@ class Scaling:
     def __post_init__(self) -> None:
         if self.rule is not None and self.rule not in RULES:
             raise unknown_choice("lr_scaling", self.rule, RULES)
-        if not isinstance(self.warmup_epochs, (int, float)) or self.warmup_epochs < 0:
+        if (
+            not isinstance(self.warmup_epochs, (int, float))
+            or not 0 <= self.warmup_epochs < math.inf
+        ):
             raise OptionError(
-                "warmup_epochs must be 0 or more",
+                "warmup_epochs must be 0 or more, and finite",
                 received=repr(self.warmup_epochs),
                 mend="Leave it out, for no warmup",
             )
@@ -135,7 +139,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
             )
         self._optimizer = optimizer
         self._schedule = _schedule_of(optimizer)
-        self._base_rate = None if self._schedule else float(_value(optimizer.learning_rate))
+        self._base_rate = None if self._schedule else float(as_numpy(optimizer.learning_rate))
         self._last_rate = self._base_rate  # That the last step of the warm-up was given.
         self._last_step = -1
 
@@ -159,7 +163,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         self._tells = tells
         if not joins:
             self.meet(optimizer)
-        step, warms_up = int(_value(steps_of(optimizer))), bool(self._scaling.warmup_epochs)
+        step, warms_up = int(as_numpy(steps_of(optimizer))), bool(self._scaling.warmup_epochs)
         if step != self._last_step + 1:
             self._last_rate = None  # A checkpoint may have restored another one.
         self._steps_per_epoch = steps_per_epoch
@@ -167,7 +171,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         if self._base_rate is not None and not (warms_up or step or joins):
             self._has_set = True
             optimizer.learning_rate = self._base_rate * self._scaling.factor
-            self._last_rate = float(_value(optimizer.learning_rate))
+            self._last_rate = float(as_numpy(optimizer.learning_rate))
         elif self._base_rate is not None and tells and not (self._has_set or joins):
             self._tell_of_steps(optimizer, step)
         if self._schedule is not None:
@@ -182,7 +186,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         Returns:
             Whether a fixed rate changes from step to step, and not at the next one alone.
         """
-        step = int(_value(steps_of(optimizer)))
+        step = int(as_numpy(steps_of(optimizer)))
         if step <= self._last_step:
             self._last_rate = None  # The rate is that of a later step, perhaps of a callback.
         left = self._last_of_warmup - step
@@ -199,7 +203,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         if step > self._last_of_warmup:
             self._has_set = True
             print(
-                f"tfdist: the learning rate stays {float(_value(optimizer.learning_rate)):g}: it "
+                f"tfdist: the learning rate stays {float(as_numpy(optimizer.learning_rate)):g}: it "
                 f"is scaled at the first steps alone, and this optimizer has taken {step:,}",
                 flush=True,
             )
@@ -212,25 +216,25 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
 
     def _was_set(self, optimizer: tf.keras.optimizers.Optimizer) -> bool:
         """Whether a user has set the rate since, before the first step."""
-        if self._base_rate is None or int(_value(steps_of(optimizer))):
+        if self._base_rate is None or int(as_numpy(steps_of(optimizer))):
             return False
-        return float(_value(optimizer.learning_rate)) not in (self._base_rate, self._last_rate)
+        return float(as_numpy(optimizer.learning_rate)) not in (self._base_rate, self._last_rate)
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         if not self._is_climbing:  # Reading the step would hold up the device in each one.
             return
         optimizer = self.model.optimizer
-        step = int(_value(steps_of(optimizer)))
+        step = int(as_numpy(steps_of(optimizer)))
         self._is_climbing = step <= self._last_of_warmup
         if self._is_climbing:
             self._has_set = True
             self._tell_of_others(optimizer)
             multiplier = float(self._scaling.multiplier(step, self._steps_per_epoch))
             optimizer.learning_rate = self._base_rate * multiplier
-            self._last_rate, self._last_step = float(_value(optimizer.learning_rate)), step
+            self._last_rate, self._last_step = float(as_numpy(optimizer.learning_rate)), step
 
     def _tell_of_others(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
-        found = float(_value(optimizer.learning_rate))
+        found = float(as_numpy(optimizer.learning_rate))
         if self._tells and self._last_rate not in (None, found):
             self._tells = False
             print(
@@ -247,7 +251,7 @@ class EffectiveLearningRate(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         rate = rate_of_last_step(self.model.optimizer)
         if logs is not None and rate is not None:
-            logs["learning_rate"] = float(_value(rate))
+            logs["learning_rate"] = float(as_numpy(rate))
 
 
 def _schedule_of(optimizer: tf.keras.optimizers.Optimizer) -> Any | None:
@@ -256,7 +260,3 @@ def _schedule_of(optimizer: tf.keras.optimizers.Optimizer) -> Any | None:
         rate = rate.__wrapped__
     is_schedule = isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
     return rate if is_schedule else None
-
-
-def _value(tensor: Any) -> Any:
-    return tensor.numpy() if hasattr(tensor, "numpy") else tensor

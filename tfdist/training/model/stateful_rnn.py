@@ -8,12 +8,6 @@ from tfdist.errors import DataError, ModelError
 from tfdist.keras.layers import layers_in
 from tfdist.training.feed.feed import Feed
 
-_RULE = (
-    "a stateful recurrent layer must see the rows of a batch in one piece, to go on with each "
-    "where the batch before has ended"
-)
-_MEND = "Make it with stateful=False, or use strategy 'single'"
-
 
 def stateful_layers(model: tf.keras.Model) -> list[str]:
     """Returns the names of the recurrent layers that keep their state from batch to batch."""
@@ -23,7 +17,12 @@ def stateful_layers(model: tf.keras.Model) -> list[str]:
 
 def rows_divided(received: str) -> ModelError:
     """Returns what to raise where such a layer's rows would be divided."""
-    return ModelError(_RULE, received=received, mend=_MEND)
+    return ModelError(
+        "a stateful recurrent layer must see the rows of a batch in one piece, to go on with each "
+        "where the batch before has ended",
+        received=received,
+        mend="Make it with stateful=False, or use strategy 'single'",
+    )
 
 
 def refuse_stateful(model: tf.keras.Model, divided_by: str) -> None:

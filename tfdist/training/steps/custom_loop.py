@@ -32,7 +32,7 @@ def run(
     _check(step, binding, strategy_name)
     body = step if model.run_eagerly else with_autograph(step)
     if binding.own_steps is None:
-        taken = {"train_step": _as_step(body)} | keras.steps.on_results(lambda logs: logs)
+        taken = {"train_step": lambda data: body(data)} | keras.steps.on_results(lambda logs: logs)
     else:
         taken = binding.own_steps.taking(body)
     # One body is traced once, however often it runs.
@@ -43,13 +43,6 @@ def run(
         history = model.fit(data, **options)
         binding.traced_body = of, model.train_function
     return history
-
-
-def _as_step(body: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def train_step(data: Any) -> Any:
-        return body(data)
-
-    return train_step
 
 
 def _check(step: Any, binding: Binding, strategy_name: str) -> None:

@@ -27,6 +27,7 @@ from tfdist.training.layers import losses, randomness
 from tfdist.training.layers.autograph import for_layers
 from tfdist.training.layers.average_loss import take_as_meant
 from tfdist.training.layers.batch_norm import average_statistics, shared_step
+from tfdist.training.layers.gradients import changed
 from tfdist.training.layers.replica_step import JOINS, RunningStep, running_step
 from tfdist.training.layers.shared_embedding_rows import added_up
 from tfdist.training.steps import layer_state
@@ -44,9 +45,7 @@ _NOW_AND_THEN = (
 
 def own_steps(model: tf.keras.Model) -> list[str]:
     """Returns which of Keras' three steps the class of ``model`` has written anew."""
-    return [
-        step for step in STEPS if getattr(type(model), step) is not getattr(tf.keras.Model, step)
-    ]
+    return keras.layers.written_anew(model, *STEPS)
 
 
 def can_evaluate(model: tf.keras.Model) -> bool:
@@ -80,7 +79,7 @@ class OwnSteps:
         }
         if given:
             return self._taking(given, self._merged)
-        if type(model).compute_metrics is tf.keras.Model.compute_metrics:
+        if not keras.layers.written_anew(model, "compute_metrics"):
             return {}
         return keras.steps.shown_once() | keras.steps.on_results(self._merged)
 
@@ -195,7 +194,11 @@ class OwnSteps:
         if not isinstance(results, dict):
             return results
         numbers_shown = keras.steps.flat(results, lambda *_: True)
-        self._note(running, numbers_shown)
+        self._metric_of |= {
+            name: running.results[id(value)]
+            for name, value in numbers_shown.items()
+            if id(value) in running.results
+        }
         # The last microbatch has no numbers of a batch.
         numbers = RowNumbers(running) if self._options.accumulate_steps == 1 else None
         self._tell_of_own(numbers_shown, numbers)
@@ -203,13 +206,6 @@ class OwnSteps:
             return results
         return {
             name: self._of_all(numbers, running, name, value) for name, value in results.items()
-        }
-
-    def _note(self, running: RunningStep, results: dict[str, Any]) -> None:
-        self._metric_of |= {
-            name: running.results[id(value)]
-            for name, value in results.items()
-            if id(value) in running.results
         }
 
     def _of_all(self, numbers: RowNumbers, running: RunningStep, name: str, value: Any) -> Any:
@@ -424,11 +420,9 @@ def _weighted(gradient: Any, step: RunningStep) -> Any:
     if gradient is None:
         return None
     factor = step.part * losses.uncounted(step.collective)
-    if isinstance(gradient, tf.IndexedSlices):
-        values = tf.math.multiply_no_nan(gradient.values, tf.cast(factor, gradient.dtype))
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    gradient = tf.convert_to_tensor(gradient)
-    return tf.math.multiply_no_nan(gradient, tf.cast(factor, gradient.dtype))
+    return changed(
+        gradient, lambda values: tf.math.multiply_no_nan(values, tf.cast(factor, values.dtype))
+    )
 
 
 @tf.autograph.experimental.do_not_convert

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.errors import OptionError
-from tfdist.keras.optimizers import has_parts, inner_of
-from tfdist.keras.rates import is_fixed
-from tfdist.keras.trackables import optimizers_of
+from tfdist.keras.optimizers import inner_of
+from tfdist.keras.rates import more_than_one_rate
 
 
 def with_learning_rate(model_fn: Callable[[], Any], rate: float) -> Callable[[], Any]:
@@ -25,17 +24,10 @@ def with_learning_rate(model_fn: Callable[[], Any], rate: float) -> Callable[[],
         model = model_fn()
         if getattr(model, "optimizer", None) is None:
             return model
-        found = None
-        if len(optimizers_of(model)) > 1:
-            found = f"model '{model.name}' with {len(optimizers_of(model))} optimizers"
-        elif has_parts(model.optimizer):
-            found = f"model '{model.name}' with a {type(model.optimizer).__name__}"
-        elif not is_fixed(model.optimizer):
-            found = f"model '{model.name}' with a schedule"
-        if found is not None:
+        if (found := more_than_one_rate(model)) is not None:
             raise OptionError(
                 "lr must be that of a model with one optimizer and a fixed learning rate",
-                received=found,
+                received=f"model '{model.name}' with {found}",
                 mend="Leave lr out, and choose the rate in the function of the model",
             )
         inner_of(model.optimizer).learning_rate = rate

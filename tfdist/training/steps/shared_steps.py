@@ -20,7 +20,6 @@ import tensorflow as tf
 from tfdist import keras
 from tfdist.compat import is_keras
 from tfdist.errors import ModelError
-from tfdist.keras.losses import function_of
 from tfdist.keras.tensors import mask_of, with_mask
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.options import StepOptions
@@ -164,7 +163,7 @@ class SharedSteps:
         with losses.counted_as(losses.part_of(share)):
             own_kinds = _are_keras_own(keras.losses.compiled_metrics(model), model.compute_metrics)
             own_kinds &= not _gives_one_number(y_pred)
-            own_results = type(model).compute_metrics is not tf.keras.Model.compute_metrics
+            own_results = keras.layers.written_anew(model, "compute_metrics")
             if own_results and self._binding.own_steps is not None:
                 return self._binding.own_steps.results_of(
                     share, lambda: model.compute_metrics(x, y, y_pred, sample_weight)
@@ -215,7 +214,7 @@ class SharedSteps:
         if not is_own and not needs_rows and _are_keras_own(compiled, model.compute_loss):
             return loss()
         eager_variables.make_loss(model, y_pred)  # Variables cannot be made within a branch.
-        dtype = full_type(_dtype_of(y_pred))
+        dtype = full_type(tf.nest.flatten(y_pred)[0].dtype)
         # Of no rows, a user's own mean would be NaN, and CTC is an error.
         return tf.cond(share[0] > 0, lambda: tf.cast(loss(), dtype), lambda: tf.zeros([], dtype))
 
@@ -267,12 +266,8 @@ def divide(batch: Any, share: tf.Tensor, count: int) -> list[tuple[Any, tf.Tenso
 
 def _are_keras_own(parts: list[Any], method: Callable) -> bool:
     """Whether losses or metrics are Keras' own, and so is the method that computes them."""
-    names = {method.__module__}
-    for part in parts:
-        if part is not None:
-            part = function_of(part)
-            names.add(getattr(part, "__module__", None) or type(part).__module__)
-    return all(is_keras(name) for name in names)
+    own = (losses.is_keras_own(part) for part in parts if part is not None)
+    return is_keras(method.__module__) and all(own)
 
 
 def _refuse_masks(model: tf.keras.Model, y_pred: Any) -> None:
@@ -288,10 +283,6 @@ def _refuse_masks(model: tf.keras.Model, y_pred: Any) -> None:
 def _gives_one_number(y_pred: Any) -> bool:
     """Whether Keras' own losses and metrics give one number for all rows, and NaN of none."""
     return any(output.shape.rank == 1 for output in tf.nest.flatten(y_pred))
-
-
-def _dtype_of(y_pred: Any) -> tf.DType:
-    return tf.nest.flatten(y_pred)[0].dtype
 
 
 def _true_rows(rows: tf.Tensor, *structures: Any) -> list[Any]:
