@@ -65,18 +65,16 @@ class Strategy(abc.ABC):
     #: What ``build`` lets the layers of a model compute in; None leaves Keras' own policy.
     precision: str | None = None
 
-    @abc.abstractmethod
-    def start(self) -> None:
+    def start(self) -> None:  # noqa: B027
         """Imports the engine and takes the devices."""
 
-    @abc.abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Gives back what ``start`` took."""
 
     @property
-    @abc.abstractmethod
     def topology(self) -> Topology:
         """Where this process stands in the job."""
+        return Topology()
 
     @property
     @abc.abstractmethod
@@ -84,14 +82,21 @@ class Strategy(abc.ABC):
         """Replicas that share a global batch."""
 
     @property
-    @abc.abstractmethod
     def scaling(self) -> Scaling:
         """The rule for the learning rate."""
+        return self._scaling(self.num_replicas)
+
+    def _take_scaling(self, lr_scaling: str | None, warmup_epochs: float) -> None:
+        """Keeps what ``scaling`` is made of. Raises OptionError: there is no such rule."""
+        from tfdist.training.model.scaling import Scaling
+
+        self._scaling = partial(Scaling, lr_scaling, warmup_epochs)
+        self._scaling(num_replicas=1)
 
     @property
-    @abc.abstractmethod
     def approximations(self) -> tuple[str, ...]:
         """What in the options makes this strategy differ from one device; empty when exact."""
+        return ()
 
     @abc.abstractmethod
     def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
@@ -170,13 +175,13 @@ class Strategy(abc.ABC):
         """Returns what of the records this process reads, as arguments of ``make_feed``."""
         return {}
 
-    @abc.abstractmethod
     def from_chief(self, value: Any) -> Any:
         """Returns the chief's ``value`` on every rank, so that all decide alike."""
+        return value
 
-    @abc.abstractmethod
     def save(self, model: tf.keras.Model, path: str | os.PathLike) -> None:
         """Writes an ordinary Keras file. Every rank calls it, one writes, atomically."""
+        save_atomically(model, path)
 
     def run(
         self,
@@ -296,6 +301,12 @@ def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
             ),
         )
     return model
+
+
+def made_here(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
+    """Returns what ``called`` does, made in the current scope: of a model that was given a copy."""
+    model = called(model_fn, may_be_unbuilt=may_be_unbuilt)
+    return clone(model) if model is model_fn else model
 
 
 def clone(model: tf.keras.Model) -> tf.keras.Model:

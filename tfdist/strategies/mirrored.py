@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.errors import OptionError
-from tfdist.strategies.base import ModelOrFn, called, clone
+from tfdist.strategies.base import ModelOrFn, made_here
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.spec import Spec
-from tfdist.topology import Topology
 from tfdist.training.engine.collective import Collective, OneProcess
 from tfdist.training.engine.options import check_count
 
@@ -132,23 +131,12 @@ class Mirrored(DataParallel):
     def close(self) -> None:
         self._strategy = None
 
-    @property
-    def topology(self) -> Topology:
-        return Topology()
-
-    @property
-    def approximations(self) -> tuple[str, ...]:
-        return self._step.approximations
-
     def connect(self) -> Collective:
         return _Mirrors(self._entered(self._strategy))
 
     def make_model(self, model_fn: ModelOrFn) -> Any:
-        import tensorflow as tf
-
         with self._entered(self._strategy).scope():
-            model = called(model_fn, may_be_unbuilt=True)
-            return clone(model) if isinstance(model_fn, tf.keras.Model) else model
+            return made_here(model_fn, may_be_unbuilt=True)
 
 
 def make_logical_cpus(count: int) -> None:

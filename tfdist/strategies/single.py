@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tfdist.strategies.base import ModelOrFn, called
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.spec import Spec
-from tfdist.topology import Topology
 from tfdist.training.engine.collective import Collective, OneProcess
 
 
@@ -64,22 +62,9 @@ class Single(DataParallel):
     def __init__(self, **shared: Any):
         super().__init__(**shared)
 
-    def start(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    @property
-    def topology(self) -> Topology:
-        return Topology()
-
     @property
     def approximations(self) -> tuple[str, ...]:
         return replace(self._step, sync_batch_norm=True).approximations
 
     def connect(self) -> Collective:
         return Alone()
-
-    def make_model(self, model_fn: ModelOrFn) -> Any:
-        return called(model_fn, may_be_unbuilt=True)

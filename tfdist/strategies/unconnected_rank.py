@@ -111,19 +111,9 @@ class UnconnectedRank(DataParallel):
         super().__init__(**shared)
         self._collective = _Unanswered(ranks)
 
-    def start(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
     @property
     def topology(self) -> Topology:
         return Topology(world_size=self._collective.num_processes)
-
-    @property
-    def approximations(self) -> tuple[str, ...]:
-        return self._step.approximations
 
     def connect(self) -> Collective:
         return self._collective

@@ -7,16 +7,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import ModelError, OptionError
-from tfdist.strategies.base import DataOptions, ModelOrFn, called, clone, make_feed
+from tfdist.strategies.base import DataOptions, ModelOrFn, Strategy, made_here, make_feed
 from tfdist.strategies.federated.options import Options
-from tfdist.strategies.one_process import OneProcessStrategy
 from tfdist.training.engine.options import check_count, picked
 
 if TYPE_CHECKING:
+    import tensorflow as tf
+
     from tfdist.training.feed.training_data import TrainingData
 
 
-class Federated(OneProcessStrategy):
+class Federated(Strategy):
     """Federated learning on TensorFlow Federated, simulated on this machine.
 
     An epoch of a fit is a round: some clients get the model, train on their own records, and the
@@ -90,7 +91,7 @@ class Federated(OneProcessStrategy):
         warmup_epochs: float = 0,
     ):
         self._options = Options(**picked(Options, locals()))
-        super().__init__(lr_scaling, warmup_epochs, num_replicas=clients_per_round or 1)
+        self._take_scaling(lr_scaling, warmup_epochs)
         if not self.scaling.is_off:
             raise OptionError(
                 "the clients of strategy 'federated' must train with the learning rate as it is",
@@ -108,6 +109,10 @@ class Federated(OneProcessStrategy):
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
+
+    @property
+    def num_replicas(self) -> int:
+        return self._options.clients_per_round or 1
 
     @property
     def approximations(self) -> tuple[str, ...]:
@@ -148,8 +153,6 @@ class Federated(OneProcessStrategy):
                 have, a schedule of the learning rate, or steps of the model's own.
         """
         self._entered(self._engine)
-        import tensorflow as tf
-
         from tfdist.strategies.federated import batch_norm
         from tfdist.strategies.federated.fit import FederatedFit, Rounds
         from tfdist.strategies.federated.model import check_model
@@ -157,9 +160,7 @@ class Federated(OneProcessStrategy):
         from tfdist.training.assemble import assemble
         from tfdist.training.engine.binding import Binding
 
-        model = (
-            clone(called(model_fn)) if isinstance(model_fn, tf.keras.Model) else called(model_fn)
-        )
+        model = made_here(model_fn)
         statistics: tuple[tf.Variable, ...] = ()
         if self._options.batch_norm == "refuse":
             batch_norm.check(model)

@@ -14,7 +14,6 @@ from typing import Any
 from tfdist import topology
 from tfdist.compat import import_horovod
 from tfdist.errors import EngineMissingError, OptionError, first_line, unknown_choice
-from tfdist.strategies.base import ModelOrFn, called
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.rank_devices import choose_gpus, take_threads
 from tfdist.strategies.spec import Spec
@@ -205,9 +204,6 @@ class Horovod(DataParallel):
             kept=Path(place.kept),
             **options,
         )
-
-    def make_model(self, model_fn: ModelOrFn) -> Any:
-        return called(model_fn, may_be_unbuilt=True)
 
 
 def _prepare_environment(

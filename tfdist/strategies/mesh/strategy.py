@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import EngineMissingError, ModelError, OptionError
-from tfdist.strategies.base import ModelOrFn, called
+from tfdist.strategies.base import ModelOrFn, made_here
 from tfdist.strategies.model_parallel import ModelParallel
 from tfdist.strategies.rank_devices import own_devices
 from tfdist.strategies.spec import check_shard
@@ -136,10 +136,6 @@ class Mesh(ModelParallel):
     def close(self) -> None:
         self._devices = None
 
-    @property
-    def approximations(self) -> tuple[str, ...]:
-        return ()
-
     def build(self, model_fn: ModelOrFn) -> Any:
         """See ``Strategy.build``.
 
@@ -150,7 +146,6 @@ class Mesh(ModelParallel):
         import tensorflow as tf
 
         from tfdist.keras.graph import has_graph
-        from tfdist.strategies.base import clone
         from tfdist.strategies.mesh.layout import Layout
         from tfdist.strategies.mesh.model import MeshModel
         from tfdist.strategies.mesh.operations import MeshDevices
@@ -162,9 +157,7 @@ class Mesh(ModelParallel):
         self._entered(self._devices)
         # The whole of a large model fits on the host only.
         with tf.device("CPU:0"), policy(self.precision):
-            model = called(model_fn)
-            if model is model_fn:
-                model = clone(model)
+            model = made_here(model_fn)
         check_follows(model, self.precision)
         if not has_graph(model):
             raise ModelError(

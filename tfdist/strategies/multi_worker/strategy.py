@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdist import topology
 from tfdist.errors import OptionError, first_line, notice, unknown_choice
-from tfdist.strategies.base import ModelOrFn, called, clone
+from tfdist.strategies.base import ModelOrFn, made_here
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.rank_devices import choose_gpus, take_threads
 from tfdist.strategies.spec import Spec
@@ -189,19 +189,12 @@ class MultiWorker(DataParallel):
     def topology(self) -> Topology:
         return topology.current()
 
-    @property
-    def approximations(self) -> tuple[str, ...]:
-        return self._step.approximations
-
     def connect(self) -> Collective:
         return self._entered(self._collective)
 
     def make_model(self, model_fn: ModelOrFn) -> Any:
-        import tensorflow as tf
-
         # TensorFlow's own strategy would make whole weights, and mirror them.
         is_mirrored = not self._step.shards_weights
         collective = self.connect()
         with collective.strategy.scope() if is_mirrored else contextlib.nullcontext():
-            model = called(model_fn, may_be_unbuilt=True)
-            return clone(model) if isinstance(model_fn, tf.keras.Model) else model
+            return made_here(model_fn, may_be_unbuilt=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist import topology
 from tfdist.errors import DataError, OptionError
-from tfdist.strategies.base import DataOptions, ModelOrFn, Strategy, called, clone, save_atomically
+from tfdist.strategies.base import DataOptions, ModelOrFn, Strategy, called, made_here
 from tfdist.topology import Topology
 from tfdist.training.engine.options import check_count, check_precision, deadline
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from tfdist.strategies.parameter_server.cluster import Cluster
     from tfdist.strategies.parameter_server.steps import AsynchronousSteps
     from tfdist.training.feed.feed import Feed
-    from tfdist.training.model.scaling import Scaling
 
 
 class ParameterServer(Strategy):
@@ -58,11 +56,7 @@ class ParameterServer(Strategy):
         stall_timeout_s: float | None = None,
         threads: int | None = None,
     ):
-        from tfdist.training.model.scaling import Scaling
-
-        Scaling(lr_scaling, warmup_epochs, num_replicas=1)  # Refuses what it does not know.
-        self._lr_scaling = lr_scaling
-        self._warmup_epochs = warmup_epochs
+        self._take_scaling(lr_scaling, warmup_epochs)
         check_precision(precision)
         if precision == "mixed_float16":
             raise OptionError(
@@ -140,12 +134,6 @@ class ParameterServer(Strategy):
         return self._connected().num_workers
 
     @property
-    def scaling(self) -> Scaling:
-        from tfdist.training.model.scaling import Scaling
-
-        return Scaling(self._lr_scaling, self._warmup_epochs, self.num_replicas)
-
-    @property
     def approximations(self) -> tuple[str, ...]:
         if self.num_replicas == 1:
             return ()  # Steps follow one another.
@@ -177,9 +165,7 @@ class ParameterServer(Strategy):
         cluster = self._connected()
         is_made = isinstance(model_fn, tf.keras.Model)
         with policy(self.precision):
-            model = called(model_fn)
-            if is_made:
-                model = clone(model_fn)
+            model = made_here(model_fn)
         check_follows(model, self.precision)
         refuse_model(model)
         refuse_stateful(model, "workers that take steps of their own")
@@ -218,9 +204,3 @@ class ParameterServer(Strategy):
                 mend="Give the chief's host the whole data",
             )
         return feed
-
-    def from_chief(self, value: Any) -> Any:
-        return value
-
-    def save(self, model: tf.keras.Model, path: str | os.PathLike) -> None:
-        save_atomically(model, path)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import OptionError
-from tfdist.strategies.base import DataOptions, ModelOrFn, called, clone
+from tfdist.strategies.base import DataOptions, ModelOrFn, made_here
 from tfdist.strategies.mirrored import choose_devices, make_logical_cpus
 from tfdist.strategies.model_parallel import ModelParallel
 from tfdist.strategies.pipeline.options import Options
@@ -145,9 +145,8 @@ class Pipeline(ModelParallel):
 
         def make_model() -> tf.keras.Model:
             nonlocal graph, named
-            is_model = isinstance(model_fn, tf.keras.Model)
             with policy(self.precision):
-                model = clone(called(model_fn)) if is_model else called(model_fn)
+                model = made_here(model_fn)
             check_follows(model, self.precision)
             graph = graph_of(model, needed_by="a pipeline", otherwise="use strategy 'mirrored'")
             named = named or find_named(graph, self._options)
