@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,23 +19,11 @@ class Alone(OneProcess):
     def sum(self, tensor: Any, name: str) -> Any:
         return tensor
 
-    def apply(
-        self,
-        optimizer: Any,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        name: str = "gradient",
-    ) -> None:
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
-
     def reduce_scatter(self, rows: Any, name: str) -> Any:
         return rows[0]
 
     def all_gather(self, row: Any, name: str) -> Any:
         return row[None]
-
-    def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
-        return dataset_fn()
 
 
 SPEC = Spec(
