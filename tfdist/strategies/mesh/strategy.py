@@ -79,14 +79,8 @@ class Mesh(ModelParallel):
         self._device_names = devices
         self._layout = layout
         self._keep_host_copy = keep_host_copy
-        check_shard(shard, self.name)
-        if shard != "none" and replicas is None:
-            raise OptionError(
-                "shard must go with replicas, among which slots are divided",
-                received=f"shard={shard!r} without replicas",
-                mend="Give replicas='horovod' or 'multi_worker' too, or leave shard out: a larger "
-                "model axis divides slots as well",
-            )
+        or_else = ": a larger model axis divides slots as well"
+        check_shard(shard, replicas, self.name, or_else=or_else)
         self._options = StepOptions(recompute=recompute, shard=shard)
         self._devices: list[str] | None = None
 

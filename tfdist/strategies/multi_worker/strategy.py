@@ -6,10 +6,10 @@ import contextlib
 from typing import Any
 
 from tfdist import topology
-from tfdist.errors import OptionError, first_line, notice, unknown_choice
+from tfdist.errors import OptionError, notice, unknown_choice
 from tfdist.strategies.base import ModelOrFn, made_here
 from tfdist.strategies.data_parallel import DataParallel
-from tfdist.strategies.rank_devices import choose_gpus, take_threads
+from tfdist.strategies.rank_devices import before_tensorflow, choose_gpus, take_threads
 from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
 from tfdist.training.engine.collective import Collective
@@ -157,30 +157,24 @@ class MultiWorker(DataParallel):
             "stall_timeout_s": self._stall_timeout_s,
         }
 
+    @before_tensorflow("multi_worker")
     def _take_devices(self, place: Topology, devices_each: int = 0) -> None:
         import tensorflow as tf
 
-        try:
-            gpus = tf.config.list_physical_devices("GPU")
-            if gpus and devices_each:
-                number = 0 if place.has_own_gpus else place.local_rank
-                mine = choose_gpus(gpus, number, devices_each)
-                tf.config.set_visible_devices(mine, "GPU")
-            elif place.local_size > 1 and gpus and not place.has_own_gpus:
-                # As many for each, since TensorFlow counts the replicas of all by its own.
-                each = max(1, len(gpus) // place.local_size)
-                mine = choose_gpus(gpus, place.local_rank, each)
-                tf.config.set_visible_devices(mine, "GPU")
-            threads = take_threads(self._threads, place)
-            # Collectives occupy threads while they wait for the others, devices while they compute.
-            at_once = max(4, threads, devices_each + 2)
-            tf.config.threading.set_inter_op_parallelism_threads(at_once)
-        except RuntimeError as error:
-            raise OptionError(
-                "strategy 'multi_worker' must be entered before TensorFlow is first used",
-                received=f"an error: {first_line(error)}",
-                mend="Enter the strategy at the start of the program",
-            ) from error
+        gpus = tf.config.list_physical_devices("GPU")
+        if gpus and devices_each:
+            number = 0 if place.has_own_gpus else place.local_rank
+            mine = choose_gpus(gpus, number, devices_each)
+            tf.config.set_visible_devices(mine, "GPU")
+        elif place.local_size > 1 and gpus and not place.has_own_gpus:
+            # As many for each, since TensorFlow counts the replicas of all by its own.
+            each = max(1, len(gpus) // place.local_size)
+            mine = choose_gpus(gpus, place.local_rank, each)
+            tf.config.set_visible_devices(mine, "GPU")
+        threads = take_threads(self._threads, place)
+        # Collectives occupy threads while they wait for the others, devices while they compute.
+        at_once = max(4, threads, devices_each + 2)
+        tf.config.threading.set_inter_op_parallelism_threads(at_once)
 
     def close(self) -> None:
         """Leaves the workers connected: a process connects once, and it ends with the process."""

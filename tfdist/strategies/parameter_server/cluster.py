@@ -10,10 +10,10 @@ import time
 
 import tensorflow as tf
 
-from tfdist.errors import LaunchError, OptionError, first_line
+from tfdist.errors import LaunchError, first_line
 from tfdist.strategies.parameter_server.connections import Lines, Task, stay_until_goodbye, tasks_of
 from tfdist.strategies.parameter_server.waiting import Watch
-from tfdist.strategies.rank_devices import take_threads
+from tfdist.strategies.rank_devices import before_tensorflow, take_threads
 from tfdist.strategies.rendezvous import meet_and_stay
 from tfdist.topology import Topology
 
@@ -23,6 +23,7 @@ _AFTER_CHIEF_S = 2.0
 _LEAVE_S = 5.0
 
 
+@before_tensorflow("parameter_server")
 def take_devices(place: Topology, threads: int | None) -> tf.compat.v1.ConfigProto:
     """Gives this task its GPU and threads; returns the same for its server.
 
@@ -31,20 +32,13 @@ def take_devices(place: Topology, threads: int | None) -> tf.compat.v1.ConfigPro
     Raises:
         OptionError: TensorFlow was used already.
     """
-    try:
-        gpus = tf.config.list_physical_devices("GPU")
-        if gpus:
-            tf.config.set_visible_devices(_own_gpus(place, gpus), "GPU")
-        intra = take_threads(threads, place)
-        # Steps occupy threads while they wait for weights.
-        inter = max(4, intra, place.roles.count("worker") + 1)
-        tf.config.threading.set_inter_op_parallelism_threads(inter)
-    except RuntimeError as error:
-        raise OptionError(
-            "strategy 'parameter_server' must be entered before TensorFlow is first used",
-            received=f"an error: {first_line(error)}",
-            mend="Enter the strategy at the start of the program",
-        ) from error
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        tf.config.set_visible_devices(_own_gpus(place, gpus), "GPU")
+    intra = take_threads(threads, place)
+    # Steps occupy threads while they wait for weights.
+    inter = max(4, intra, place.roles.count("worker") + 1)
+    tf.config.threading.set_inter_op_parallelism_threads(inter)
     return tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=intra, inter_op_parallelism_threads=inter
     )

@@ -6,7 +6,7 @@ Made anew for each microbatch, the operations of the layers are most of what a f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -68,7 +68,7 @@ class Functions:
         self._shares_batches = shares_batches
         #: Number of a chunk -> its BatchNormalizations of the first time that it runs.
         self._over_ranks: dict[int, norms.OverRanks] = {}
-        self._functions: dict[Hashable, Callable] = {}
+        self._functions: dict[tuple[Chunk, bool], Callable] = {}
         #: Those, and chunks that draw numbers which ``seed`` does not settle.
         self._without = set(without)
         #: Key of an output -> what Keras finds behind it in the function.
@@ -115,12 +115,14 @@ class Functions:
         # As a tensor, or each microbatch would have a function of its own.
         drawn_with = None if drawn is None else (seed, tf.constant(microbatch))
         arguments = inputs, _masks(inputs), is_real, drawn_with
-        is_new = (chunk, moves) not in self._functions
-        function = self._function((chunk, moves), traced)
-        if is_new and _draws(function.get_concrete_function(*arguments).graph):
-            self._without.add(chunk)
-            return run(inputs, is_real, drawn)
-        made, masks, logits, activity = function(*arguments)
+        if (chunk, moves) not in self._functions:
+            function = self._functions[chunk, moves] = function_of(traced)
+            graph = function.get_concrete_function(*arguments).graph
+            # By itself: each call of the function might draw the same ones.
+            if randomness.unseeded(graph, graph.get_operations()):
+                self._without.add(chunk)
+                return run(inputs, is_real, drawn)
+        made, masks, logits, activity = self._functions[chunk, moves](*arguments)
         for place, key in enumerate(chunk.outputs):
             if logits[place] is not None:
                 made[place] = self._behind[key].behind(made[place], logits[place])
@@ -150,13 +152,6 @@ class Functions:
         pairs = [(tensor, logits_of(tensor)) for tensor in made if tensor.dtype.is_floating]
         return [[one] if logits is None else [one, logits.tensor] for one, logits in pairs]
 
-    def _function(self, key: Hashable, body: Callable) -> Callable:
-        if not self._traces:
-            return body
-        if key not in self._functions:
-            self._functions[key] = function_of(body)
-        return self._functions[key]
-
     def _logits(self, chunk: Chunk, made: list[tf.Tensor]) -> list[tf.Tensor | None]:
         """Returns the logits behind outputs of the model: a function returns plain tensors."""
         found = {
@@ -181,11 +176,6 @@ def function_of(body: Callable) -> Callable:
             return body(*arguments)
 
     return tf.function(within, autograph=False)
-
-
-def _draws(graph: tf.Graph) -> bool:
-    """Whether a function draws numbers by itself: each call of it might draw the same ones."""
-    return bool(randomness.unseeded(graph, graph.get_operations()))
 
 
 def _masks(tensors: list[tf.Tensor]) -> list[tf.Tensor | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -11,43 +11,11 @@ from tfdist.strategies.pipeline.functions import Functions, OutputWithoutGradien
 from tfdist.strategies.pipeline.microbatches import Microbatch, Share
 from tfdist.strategies.pipeline.schedule import WHOLE
 from tfdist.strategies.pipeline.tensors import Upstream, Values
-from tfdist.training.engine.collective import Collective
 from tfdist.training.layers.gradients import Sums
-from tfdist.training.layers.randomness import StepSeeds
 from tfdist.training.model.logits import changed, logits_of
 from tfdist.training.model.precision import full_type
 
 Place = tuple[int, int]  # (chunk, microbatch or WHOLE)
-
-
-class Program(Protocol):
-    """What passes must know of the steps that they are part of.
-
-    Attributes:
-        model: that is trained; its optimizer may scale the loss.
-        output_keys: id of each output of the model.
-        loss_is_sum: whether the loss of a batch is that of its microbatches added up.
-        loss_is_keras_own: whether it is made of Keras' own losses alone.
-        ranks: those that each hold such a pipeline, or this process alone.
-        recompute: whether a backward pass runs the forward pass again.
-        seeds: of the layers that draw random numbers; None where none does.
-        without_function: chunks that cannot be traced once for all microbatches.
-    """
-
-    model: tf.keras.Model
-    output_keys: list[int]
-    loss_is_sum: bool
-    loss_is_keras_own: bool
-    ranks: Collective
-    recompute: bool
-    seeds: StepSeeds | None
-    without_function: set[Chunk]
-
-    def gradient_loss(self) -> Any:
-        """Returns the compiled loss, which leaves no trace in the metrics of the model."""
-
-    def packed(self, outputs: list[tf.Tensor]) -> Any:
-        """Returns outputs in the structure that the model gives them."""
 
 
 class Turns:
@@ -68,23 +36,19 @@ class Turns:
                 self._last[device] = [tf.group(*map(tf.identity, results))]
 
 
-class Recorded:
+class Recorded(NamedTuple):
     """A forward pass with what its backward pass needs.
 
     ``logits``: of inputs that are outputs of the model, by key; the loss may go back to them.
     """
 
-    def __init__(
-        self,
-        tape: tf.GradientTape,
-        inputs: dict[int, Any],
-        logits: dict[int, Any],
-        targets: Targets,
-    ):
-        self.tape, self.inputs, self.logits, self.targets = tape, inputs, logits, targets
+    tape: tf.GradientTape
+    inputs: dict[int, Any]
+    logits: dict[int, Any]
+    targets: Targets
 
 
-class Targets:
+class Targets(NamedTuple):
     """What a chunk has made of a microbatch.
 
     Attributes:
@@ -95,21 +59,17 @@ class Targets:
         to_reach: of each list of tensors one must have a gradient.
     """
 
-    def __init__(
-        self,
-        outputs: dict[int, Any],
-        loss: Any | None,
-        activity: list[tuple[Any, bool]],
-        to_reach: list[list[Any]],
-    ):
-        self.outputs, self.loss, self.activity = outputs, loss, activity
-        self.to_reach = to_reach
+    outputs: dict[int, Any]
+    loss: Any | None
+    activity: list[tuple[Any, bool]]
+    to_reach: list[list[Any]]
 
 
 class Forward:
     """The forward passes of one step.
 
     Args:
+        steps: the ``PipelineSteps`` that these are of.
         chunks: as many as the schedule has.
         parts: the microbatches by number, and the WHOLE batch.
         given: key -> what the chunks are given, for the whole batch.
@@ -117,7 +77,7 @@ class Forward:
 
     def __init__(
         self,
-        steps: Program,
+        steps: Any,
         chunks: tuple[Chunk, ...],
         parts: dict[int, Microbatch],
         given: dict[int, tf.Tensor],
@@ -185,9 +145,6 @@ class Forward:
             for (*_, by_row), parts in self._activity.items()
         ]
 
-    def _is_last(self, number: int) -> bool:
-        return number == len(self.chunks) - 1
-
     def _inputs(self, chunk: Chunk, microbatch: int) -> dict[int, tf.Tensor]:
         """Brings the inputs of a chunk to its device."""
         carried = {key: self.values.inputs(key, microbatch) for key in chunk.inputs}
@@ -220,7 +177,7 @@ class Forward:
             for loss in added_losses
         ]
         loss = None
-        if self.training and self._is_last(number):
+        if self.training and chunk is self.chunks[-1]:
             loss = self._own_loss(part, {**inputs, **outputs})
         to_reach = self.functions.outputs_to_reach(chunk, made) if self.training else []
         return Targets(outputs, loss, activity, to_reach)
@@ -254,7 +211,7 @@ class Backward:
         gradients: receives those of the variables.
     """
 
-    def __init__(self, steps: Program, forward: Forward, share: Share, gradients: Sums):
+    def __init__(self, steps: Any, forward: Forward, share: Share, gradients: Sums):
         self._steps = steps
         self._forward = forward
         self._share = share

@@ -26,12 +26,19 @@ from tfdist.training.layers.losses import is_keras_own, is_sum, part_of
 from tfdist.training.layers.randomness import Draws, StepSeeds, is_seeded, refuse_unseeded
 from tfdist.training.memory.sharded_update import ShardedUpdate
 from tfdist.training.memory.update_place import updates_where_weights_lie
-from tfdist.training.model.layer_calls import inputs_of, normalizes
+from tfdist.training.model.layer_calls import inputs_of
 from tfdist.training.steps import layer_state
 
 
 class PipelineSteps:
-    """``train_step``, ``test_step`` and ``predict_step`` of a model in chunks."""
+    """``train_step``, ``test_step`` and ``predict_step`` of a model in chunks.
+
+    Attributes:
+        ranks: those that each hold such a pipeline, or this process alone.
+        recompute: whether a backward pass runs the forward pass again.
+        seeds: of the layers that draw random numbers; None where none does.
+        output_keys: id of each output of the model.
+    """
 
     def __init__(self, binding: Binding, plan: Plan, devices: list[str], frozen: Frozen | None):
         self._binding = binding
@@ -44,7 +51,7 @@ class PipelineSteps:
         self.schedule = plan.schedule
         self.recompute = plan.options.recomputes
         self._whole = plan.schedule.whole
-        self._normalizing = _normalizing(plan)
+        self._normalizing = plan.normalizing
         self._trained: list[list[Any]] | None = None
         self._follow_trainable()
         self.seeds = StepSeeds(model, self.ranks.process) if is_seeded(model) else None
@@ -74,7 +81,7 @@ class PipelineSteps:
         trained = [[v.ref() for v in call.layer.trainable_variables] for call in plan.calls]
         if trained == self._trained:
             return
-        thawed = [n for n in _normalizing(plan) if n not in self._normalizing]
+        thawed = [n for n in plan.normalizing if n not in self._normalizing]
         if self._frozen is not None:
             thawed += [n for n, variables in enumerate(trained[: plan.num_frozen]) if variables]
         if thawed:
@@ -95,6 +102,7 @@ class PipelineSteps:
 
     @property
     def loss_is_sum(self) -> bool:
+        """Whether the loss of a batch is that of its microbatches added up."""
         return is_sum(self.model)  # It may have been compiled anew.
 
     @property
@@ -269,9 +277,3 @@ class PipelineSteps:
             # Of no rows, a user's own mean would be NaN.
             tf.cond(share.is_real, update, lambda: tf.constant(False))
             return self._results()
-
-
-def _normalizing(plan: Plan) -> list[int]:
-    """Returns the numbers of the calls whose statistics are those of the whole batch."""
-    is_synchronized = plan.options.batch_norm == "synchronized"
-    return [n for n, call in enumerate(plan.calls) if is_synchronized and normalizes(call)]
