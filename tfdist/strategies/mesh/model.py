@@ -83,7 +83,7 @@ class MeshModel:
             model, devices, layout.settled, RankParts(ranks) if divides else None
         )
         self._ranks = ranks
-        self._sharded = self._divided_slots() if divides else None
+        self._sharded = DividedSlots(model, ranks, self.state) if divides else None
         self.segments = (
             Segments.of(model, options.recomputed_layers) if options.recomputes else None
         )
@@ -131,11 +131,10 @@ class MeshModel:
 
     def engine(self) -> Engine:
         """Returns what is put on the Keras model."""
+        steps = {"train": self._train, "test": self._test, "predict": self._predict}
         return Engine(
             programs={
-                "make_train_function": self._make_train_function,
-                "make_test_function": self._make_test_function,
-                "make_predict_function": self._make_predict_function,
+                f"make_{name}_function": self._making(name, step) for name, step in steps.items()
             },
             around=(
                 (LOOPS, self._run),
@@ -158,18 +157,6 @@ class MeshModel:
             self.host.to_slices()
             self.host.fall_behind()
         return self.state.all_slices()
-
-    def _divided_slots(self) -> DividedSlots:
-        state = self.state
-        return DividedSlots(
-            self.model,
-            self._ranks,
-            gather=state.gather_optimizer,
-            scatter=state.scatter_slots,
-            free=state.release_host_optimizer,
-            whole_slots=state.made_host_slots,
-            parts=state.own_parts,
-        )
 
     def _run(self, method: Callable) -> Callable:
         def run(*args: Any, **options: Any) -> Any:
@@ -293,53 +280,37 @@ class MeshModel:
     # Steps --------------------------------------------------------------------------------------
     # Batches are taken from the iterator outside of the traced step, so that their shape is known.
 
-    def _make_train_function(self, force: bool = False) -> Callable:
-        def step(batch: Any) -> Any:
-            self.host.to_slices()
-            try:
-                logs = self.steps.train(*true_labels(batch, self._ranks))
-            finally:
-                self.host.fall_behind()
-            keras.steps.count_step(self.model, "train")
-            return logs
+    def _train(self, batch: Any) -> Any:
+        self.host.to_slices()
+        try:
+            return self.steps.train(*true_labels(batch, self._ranks))
+        finally:
+            self.host.fall_behind()
 
-        self.model.train_function = self._repeated(step)
-        self.model.train_tf_function = self.model.train_function
-        return self.model.train_function
+    def _test(self, batch: Any) -> Any:
+        return self.steps.test(*true_labels(batch, self._ranks))
 
-    def _make_test_function(self, force: bool = False) -> Callable:
-        def step(batch: Any) -> Any:
-            logs = self.steps.test(*true_labels(batch, self._ranks))
-            keras.steps.count_step(self.model, "test")
-            return logs
+    def _predict(self, batch: Any) -> Any:
+        x, _, _, told = true_labels(batch, self._ranks)
+        outputs = self.steps.predict(x)
+        if told is not None:
+            outputs = tf.nest.map_structure(lambda rows: rows[: told[0]], outputs)
+        return outputs
 
-        self.model.test_function = self._repeated(step)
-        return self.model.test_function
-
-    def _make_predict_function(self, force: bool = False) -> Callable:
-        def step(batch: Any) -> Any:
-            x, _, _, told = true_labels(batch, self._ranks)
-            outputs = self.steps.predict(x)
-            if told is not None:
-                outputs = tf.nest.map_structure(lambda rows: rows[: told[0]], outputs)
-            keras.steps.count_step(self.model, "predict")
-            return outputs
+    def _making(self, name: str, step: Callable) -> Callable:
+        """Returns what Keras makes its function of ``name`` by: several steps in an execution."""
 
         def run(iterator: Any) -> Any:
-            parts = [
-                step(next(iterator)) for _ in range(keras.steps.steps_per_execution(self.model))
-            ]
-            if len(parts) == 1:
-                return parts[0]
-            return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts)
-
-        self.model.predict_function = run
-        return run
-
-    def _repeated(self, step: Callable) -> Callable:
-        def run(iterator: Any) -> Any:
+            made = []
             for _ in range(keras.steps.steps_per_execution(self.model)):
-                logs = step(next(iterator))
-            return logs
+                made.append(step(next(iterator)))
+                keras.steps.count_step(self.model, name)
+            if name != "predict" or len(made) == 1:
+                return made[-1]
+            return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *made)
 
-        return run
+        def make(force: bool = False) -> Callable:
+            setattr(self.model, f"{name}_function", run)
+            return run
+
+        return make

@@ -7,7 +7,7 @@ that part. Gradients are added up so that each rank gets its part; all gather th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,32 +74,13 @@ class DividedSlots:
     """What fits and checkpoints ask of slots in parts; see ``training.memory.sharded_slots``.
 
     Args:
-        gather: brings the slots together in the host's optimizer; keep: whether this rank needs
-            them, or only gives its own.
-        scatter: takes this rank's parts from there.
-        free: gives back the memory of the host's.
-        whole_slots: returns those of the host, which it makes if need be: as loaded, or as new.
-        parts: returns the variables that this rank alone has.
+        state: the ``SlicedState``, of which this rank has parts.
     """
 
-    def __init__(
-        self,
-        model: tf.keras.Model,
-        collective: Collective,
-        *,
-        gather: Callable[[bool], None],
-        scatter: Callable[[], None],
-        free: Callable[[], None],
-        whole_slots: Callable[[], list[Any]],
-        parts: Callable[[], list[Any]],
-    ):
+    def __init__(self, model: tf.keras.Model, collective: Collective, state: Any):
         self._model = model
         self._collective = collective
-        self._gather = gather
-        self._scatter = scatter
-        self._free = free
-        self._whole_slots = whole_slots
-        self._parts = parts
+        self._state = state
         self._depth = 0
         self._begun: Any = None
 
@@ -115,12 +96,12 @@ class DividedSlots:
         self._depth += 1
         try:
             if self._depth == 1:
-                self._gather(everywhere or self._collective.is_chief)
+                self._state.gather_optimizer(everywhere or self._collective.is_chief)
             yield
         finally:
             self._depth -= 1
             if not self._depth:
-                self._free()
+                self._state.release_host_optimizer()
 
     def _take_loaded(self) -> None:
         """Gives all ranks the slots that the chief's optimizer was loaded with, once."""
@@ -130,9 +111,12 @@ class DividedSlots:
         self._begun = optimizer
         if any(self._collective.gather(int(optimizer.iterations) > 0)):
             # Not gathered: of those that the chief alone has loaded the others have no parts.
-            self._collective.broadcast(self._whole_slots())
-            self._scatter()
-            self._free()
+            self._take_chiefs()
+            self._state.release_host_optimizer()
+
+    def _take_chiefs(self) -> None:
+        self._collective.broadcast(self._state.made_host_slots())
+        self._state.scatter_slots()
 
     @contextlib.contextmanager
     def begun(self, restores: bool, in_parts: bool = False) -> Iterator[None]:
@@ -146,14 +130,13 @@ class DividedSlots:
         self._take_loaded()
         if not restores:
             yield
-            self._free()  # Which a checkpoint may have made, to be written later.
+            self._state.release_host_optimizer()  # Which a checkpoint may have made, to be written later.
             return
         with self.whole(everywhere=True):
             yield
-            self._collective.broadcast(self._whole_slots())
-            self._scatter()
+            self._take_chiefs()
 
     def held(self, variables: Sequence[Any]) -> list[Any]:
         """Returns those ``variables`` that all ranks have alike."""
-        own = {id(part) for part in self._parts()}
+        own = {id(part) for part in self._state.own_slots()}
         return [variable for variable in variables if id(variable) not in own]

@@ -327,19 +327,15 @@ class SlicedState:
         """Frees the memory of the host's slots; the next ``gather_optimizer`` makes it anew."""
         if self._holds_loaded:
             return
-        for slot in self.host_slots():
+        for slot in self._host_slots.values() if self._host_optimizer is not None else ():
             set_value(slot, tf.zeros([0], slot.dtype))
-
-    def host_slots(self) -> list[tf.Variable]:
-        """Returns those of the host's optimizer, if there is one."""
-        return list(self._host_slots.values()) if self._host_optimizer is not None else []
 
     def made_host_slots(self) -> list[tf.Variable]:
         """Returns those of the host's optimizer, which is made if there is none."""
         self.host_optimizer()
-        return self.host_slots()
+        return list(self._host_slots.values())
 
-    def own_parts(self) -> list[tf.Variable]:
+    def own_slots(self) -> list[tf.Variable]:
         """Returns the slots that this rank alone has."""
         return [part for sliced in self.slots.values() for part in sliced.held]
 
