@@ -107,10 +107,6 @@ class Engine:
         if process is not None:
             _end(process)
 
-    @property
-    def worker_pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
     def _make_executor(self, cardinalities: dict) -> Any:
         clients = self._tff.CLIENTS
         cardinalities.setdefault(clients, 0)

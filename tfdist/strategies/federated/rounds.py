@@ -153,10 +153,7 @@ class RoundRunner:
             try:
                 arrays = feed.load(client, number)
             except (DataError, tf.errors.InvalidArgumentError) as error:
-                spec = [
-                    feed.batch_spec[part] for part in ("x", "y", "w") if part in feed.batch_spec
-                ]
-                explained = explain_shape_error(error, spec)
+                explained = explain_shape_error(error, list(feed.batch_spec.values()))
                 if explained is None and not isinstance(error, DataError):
                     raise
                 self._leave_out(record, client, str(explained or error))

@@ -190,7 +190,9 @@ class Server:
         """Updates the model by the output of a round."""
         self._state = output.state
         self._apply(output.state.global_model_weights.trainable)
-        self._average_statistics(output.metrics["client_work"]["train"])
+        sums = output.metrics["client_work"]["train"]
+        for variable, total in zip(self._statistics, sums["statistics"], strict=True):
+            variable.assign(total / sums["rows"])
         self.num_rounds.assign_add(1)
 
     def _apply(self, trainable: Any) -> None:
@@ -208,11 +210,6 @@ class Server:
             return
         for variable, value in zip(variables, trainable, strict=True):
             variable.assign(value)
-
-    def _average_statistics(self, sums: Any) -> None:
-        rows = sums["rows"]
-        for variable, total in zip(self._statistics, sums["statistics"], strict=True):
-            variable.assign(total / rows)
 
     def _weights(self) -> Any:
         return tff.learning.models.ModelWeights(
