@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from tfdist.compat import uses_keras_3
 from tfdist.errors import ModelError, OptionError, cannot_write, first_line, notice
@@ -47,7 +46,6 @@ class DataOptions:
     bucket_by_length: bool | Sequence[int] = False
 
 
-_Self = TypeVar("_Self", bound="Strategy")
 _T = TypeVar("_T")
 ModelOrFn = "Callable[[], tf.keras.Model] | tf.keras.Model"
 
@@ -228,16 +226,11 @@ class Strategy(abc.ABC):
             )
         return engine
 
-    def __enter__(self: _Self) -> _Self:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

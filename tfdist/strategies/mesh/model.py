@@ -20,8 +20,7 @@ from tfdist.strategies.mesh.host_weights import HostWeights
 from tfdist.strategies.mesh.layout import Layout
 from tfdist.strategies.mesh.operations import MeshDevices
 from tfdist.strategies.mesh.optimizer import check_optimizer
-from tfdist.strategies.mesh.rank_parts import DividedSlots, RankParts
-from tfdist.strategies.mesh.ranks import true_labels
+from tfdist.strategies.mesh.ranks import DividedSlots, RankParts, true_labels
 from tfdist.strategies.mesh.recompute import Segments
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.strategies.mesh.steps import MeshSteps, plan
@@ -230,9 +229,7 @@ class MeshModel:
         self.steps = self._new_steps()
 
     def _new_steps(self) -> MeshSteps:
-        return MeshSteps(
-            self.model, self.devices, self.layout, self.state, self._ranks, self.segments
-        )
+        return MeshSteps(self.state, self.layout, self._ranks, self.segments)
 
     # Checkpoints --------------------------------------------------------------------------------
 
@@ -300,16 +297,16 @@ class MeshModel:
     def _making(self, name: str, step: Callable) -> Callable:
         """Returns what Keras makes its function of ``name`` by: several steps in an execution."""
 
-        def run(iterator: Any) -> Any:
-            made = []
-            for _ in range(keras.steps.steps_per_execution(self.model)):
-                made.append(step(next(iterator)))
-                keras.steps.count_step(self.model, name)
-            if name != "predict" or len(made) == 1:
-                return made[-1]
-            return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *made)
-
         def make(force: bool = False) -> Callable:
+            def run(iterator: Any) -> Any:
+                made = []
+                for _ in range(keras.steps.steps_per_execution(self.model)):
+                    made.append(step(next(iterator)))
+                    keras.steps.count_step(self.model, name)
+                if name != "predict" or len(made) == 1:
+                    return made[-1]
+                return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *made)
+
             setattr(self.model, f"{name}_function", run)
             return run
 

@@ -12,7 +12,7 @@ from tfdist.errors import ModelError
 from tfdist.strategies.mesh.context import Context, has_batch
 from tfdist.strategies.mesh.conversion import SEPARABLE_REGULARIZERS, convert
 from tfdist.strategies.mesh.layout import Layout
-from tfdist.strategies.mesh.operations import BATCH, LossBridge, MeshDevices, mtf, without_log
+from tfdist.strategies.mesh.operations import BATCH, LossBridge, mtf, without_log
 from tfdist.strategies.mesh.optimizer import (
     clip,
     scaled,
@@ -86,10 +86,8 @@ class Program:
 
     def __init__(
         self,
-        model: tf.keras.Model,
-        devices: MeshDevices,
-        layout: Layout,
         state: SlicedState,
+        layout: Layout,
         x: Any,
         *,
         training: bool,
@@ -98,8 +96,7 @@ class Program:
         ranks: Ranks | None = None,
         segments: Segments | None = None,
     ):
-        self._model = model
-        self._devices = devices
+        model, devices = self._model, self._devices = state.model, state.devices
         self._state = state
         self._graph = mtf.Graph()
         mesh = mtf.Mesh(self._graph, "mesh")
@@ -228,8 +225,8 @@ class WeightRegularizers:
         ModelError: one that is not a sum over elements, or a loss that a layer adds otherwise.
     """
 
-    def __init__(self, model: tf.keras.Model, state: SlicedState):
-        self._model = model
+    def __init__(self, state: SlicedState):
+        model = self._model = state.model
         self._state = state
         self._pairs = []
         for layer in keras.layers.layers_in(model)[1:]:
@@ -303,20 +300,17 @@ class MeshSteps:
 
     def __init__(
         self,
-        model: tf.keras.Model,
-        devices: MeshDevices,
-        layout: Layout,
         state: SlicedState,
+        layout: Layout,
         ranks: Collective,
         segments: Segments | None,
     ):
-        self._model = model
-        self._devices = devices
+        self._model = state.model
         self._layout = layout
         self._state = state
         self._ranks = ranks
         self._segments = segments
-        self._regularizers = WeightRegularizers(model, state)
+        self._regularizers = WeightRegularizers(state)
         # Drawn from the seed that tf.keras.utils.set_random_seed sets, like Keras' own.
         self._waited_for = tf.Variable(0.0, trainable=False)
         self._seed = tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int64) + ranks.process
@@ -333,10 +327,8 @@ class MeshSteps:
             step = tf.cast(self._model.optimizer.iterations, tf.int64)
             seed = self._seed + step * tf.constant([7_919, 104_729], tf.int64)
         return Program(
-            self._model,
-            self._devices,
-            self._layout,
             self._state,
+            self._layout,
             x,
             training=training,
             seed=seed,
