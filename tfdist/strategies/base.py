@@ -19,6 +19,7 @@ from tfdist.training.engine.options import check_count, picked
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from tfdist.training.engine.binding import Binding
     from tfdist.training.feed.feed import Feed
     from tfdist.training.feed.training_data import TrainingData
     from tfdist.training.model.scaling import Scaling
@@ -108,6 +109,13 @@ class Strategy(abc.ABC):
         Raises:
             ModelError: not a model, not compiled, or not one this strategy can train.
         """
+
+    def _assembled(self, binding: Binding, **engine: Any) -> tf.keras.Model:
+        """Puts on a built model what this strategy trains it with; see ``assemble``."""
+        from tfdist.training.assemble import assemble
+
+        told = {"scaling": self.scaling, "strategy_name": self.name, "dataset": self.dataset}
+        return assemble(binding, **told, **engine)
 
     def dataset(
         self,

@@ -142,28 +142,21 @@ class DataParallel(Strategy):
         with policy(self.precision), explained(self.name):
             model = self.make_model(model_fn)
         if is_built(model):
-            return self._assembled(model)
+            return self._with_steps(model)
 
         def build(make_weights: Callable[[], None]) -> None:
             with policy(self.precision), explained(self.name), model.distribute_strategy.scope():
                 make_weights()
-            self._assembled(model)
+            self._with_steps(model)
 
         return build_with_first_data(model, build)
 
-    def _assembled(self, model: tf.keras.Model) -> tf.keras.Model:
-        from tfdist.training.assemble import assemble
+    def _with_steps(self, model: tf.keras.Model) -> tf.keras.Model:
         from tfdist.training.engine.binding import Binding
         from tfdist.training.model.precision import check_follows
 
         check_follows(model, self.precision)
-        return assemble(
-            Binding(model, self.connect()),
-            scaling=self.scaling,
-            strategy_name=self.name,
-            dataset=self.dataset,
-            options=self._step,
-        )
+        return self._assembled(Binding(model, self.connect()), options=self._step)
 
     def _share(self) -> dict[str, Any]:
         replicas = self.connect()

@@ -110,23 +110,20 @@ class StepWatch(tf.keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         self._begin(f"epoch {self._epoch + 1}, step {batch + 1}")
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._end()
-
     def on_test_begin(self, logs: dict | None = None) -> None:
         self._is_first = True
 
     def on_test_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         self._begin(f"step {batch + 1} of the evaluation")
 
-    def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._end()
-
     def on_predict_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         self._begin(f"step {batch + 1} of the prediction")
 
-    def on_predict_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._end()
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        self._deadline = None
+        self._is_first = False
+
+    on_test_batch_end = on_predict_batch_end = on_train_batch_end
 
     def _begin(self, place: str) -> None:
         self._start(place, self._first_timeout_s if self._is_first else self._timeout_s)
@@ -136,10 +133,6 @@ class StepWatch(tf.keras.callbacks.Callback):
         self._limit_s = limit_s
         self._forgiven_s = 0.0
         self._deadline = time.monotonic() + limit_s + self._margin_s
-
-    def _end(self) -> None:
-        self._deadline = None
-        self._is_first = False
 
 
 class WatchedSteps(Collective):

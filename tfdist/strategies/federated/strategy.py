@@ -157,7 +157,6 @@ class Federated(Strategy):
         from tfdist.strategies.federated.fit import FederatedFit, Rounds
         from tfdist.strategies.federated.model import check_model
         from tfdist.strategies.federated.server import Server
-        from tfdist.training.assemble import assemble
         from tfdist.training.engine.binding import Binding
 
         model = made_here(model_fn)
@@ -178,14 +177,8 @@ class Federated(Strategy):
         check_model(model, self._options)
         server = Server(self._engine, self._options, model, statistics)
         binding = Binding(model, Rounds())
-        return assemble(
-            binding,
-            engine=FederatedFit(binding, server, self._options, self.dataset).engine(),
-            scaling=self.scaling,
-            strategy_name=self.name,
-            dataset=self.dataset,
-            by_hand="no client took part",
-        )
+        engine = FederatedFit(binding, server, self._options, self.dataset).engine()
+        return self._assembled(binding, engine=engine, by_hand="no client took part")
 
     def dataset(
         self,

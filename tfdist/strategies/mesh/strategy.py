@@ -143,7 +143,6 @@ class Mesh(ModelParallel):
         from tfdist.strategies.mesh.layout import Layout
         from tfdist.strategies.mesh.model import MeshModel
         from tfdist.strategies.mesh.operations import MeshDevices
-        from tfdist.training.assemble import assemble
         from tfdist.training.engine.binding import Binding
         from tfdist.training.model.precision import check_follows, policy
         from tfdist.training.model.refusals import refuse_own_metrics
@@ -173,12 +172,9 @@ class Mesh(ModelParallel):
         )
         binding = Binding(model, ranks)
         on_mesh.host.heard_by(binding)
-        return assemble(
+        return self._assembled(
             binding,
             engine=on_mesh.engine(),
-            scaling=self.scaling,
-            strategy_name=self.name,
-            dataset=self.dataset,
             by_hand=ModelError(
                 "a model on a mesh must be trained by its fit or train_on_batch, since its "
                 "optimizer knows the slices of the weights only",

@@ -51,13 +51,10 @@ def connect(
 def _connected(
     place: Topology, communication: str, bytes_per_pack: int | None, *, timeout_s: float
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
-    implementation = {
-        "auto": tf.distribute.experimental.CommunicationImplementation.AUTO,
-        "ring": tf.distribute.experimental.CommunicationImplementation.RING,
-        "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
-    }[communication]
-    options = tf.distribute.experimental.CommunicationOptions(
-        bytes_per_pack=bytes_per_pack or 0, implementation=implementation
+    experimental = tf.distribute.experimental
+    options = experimental.CommunicationOptions(
+        bytes_per_pack=bytes_per_pack or 0,
+        implementation=experimental.CommunicationImplementation[communication.upper()],
     )
     if place.world_size > 1:
         check_port(place)

@@ -131,7 +131,7 @@ class ParameterServer(Strategy):
     @property
     def num_replicas(self) -> int:
         """Workers. They share the epoch, not a batch."""
-        return self._connected().num_workers
+        return self._entered(self._cluster).num_workers
 
     @property
     def approximations(self) -> tuple[str, ...]:
@@ -144,9 +144,6 @@ class ParameterServer(Strategy):
             "the step of a worker that is lost is taken again, and may count twice",
         )
 
-    def _connected(self) -> Cluster:
-        return self._entered(self._cluster)
-
     def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
         import tensorflow as tf
 
@@ -157,12 +154,11 @@ class ParameterServer(Strategy):
         )
         from tfdist.strategies.parameter_server.steps import AsynchronousSteps, Servers
         from tfdist.strategies.parameter_server.twin import Twin
-        from tfdist.training.assemble import assemble
         from tfdist.training.engine.binding import Binding
         from tfdist.training.model.precision import check_follows, policy
         from tfdist.training.model.stateful_rnn import refuse_stateful
 
-        cluster = self._connected()
+        cluster = self._entered(self._cluster)
         is_made = isinstance(model_fn, tf.keras.Model)
         with policy(self.precision):
             model = made_here(model_fn)
@@ -186,14 +182,8 @@ class ParameterServer(Strategy):
         self._steps.append(steps)
         binding = Binding(model, Servers(steps))
         steps.heard_by(binding)
-        return assemble(
-            binding,
-            engine=steps.engine(),
-            scaling=self.scaling,
-            strategy_name=self.name,
-            dataset=self.dataset,
-            by_hand="the chief did all the work",
-        )
+        by_hand = "the chief did all the work"
+        return self._assembled(binding, engine=steps.engine(), by_hand=by_hand)
 
     def _feed(self, source: Any, options: DataOptions) -> Feed:
         feed = super()._feed(source, options)

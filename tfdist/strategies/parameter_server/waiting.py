@@ -113,7 +113,7 @@ class Watch:
         if gone:
             self._end(
                 "all parameter servers must stay, since each holds a part of the weights",
-                f"that {_listed(gone)} is gone",
+                f"that {', '.join(map(str, gone))} is gone",
                 _RESUME,
             )
         for task in self._workers:
@@ -149,7 +149,3 @@ class Watch:
     def _end(self, rule: str, received: str, mend: str) -> None:
         self.broken = LaunchError(rule, received=received, mend=mend)
         raise self.broken
-
-
-def _listed(tasks: Sequence[Task]) -> str:
-    return ", ".join(map(str, tasks))

@@ -131,7 +131,6 @@ class Pipeline(ModelParallel):
         from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
         from tfdist.strategies.pipeline.refusals import check_compiled
         from tfdist.strategies.pipeline.steps import PipelineSteps
-        from tfdist.training.assemble import assemble
         from tfdist.training.engine.binding import Binding, Engine
         from tfdist.training.layers import randomness
         from tfdist.training.model.layer_calls import graph_of
@@ -182,7 +181,7 @@ class Pipeline(ModelParallel):
         if self._options.frozen_cache is not None:
             cache = FrozenCache(Frozen(model, plan, self._devices), self._options.frozen_folder)
         steps = PipelineSteps(binding, plan, self._devices, cache and cache.frozen)
-        return assemble(
+        return self._assembled(
             binding,
             engine=Engine(
                 steps=steps,
@@ -192,9 +191,6 @@ class Pipeline(ModelParallel):
                 in_microbatches=self._options.microbatches > 1 or steps.recompute,
                 knows=plan,
             ),
-            scaling=self.scaling,
-            strategy_name=self.name,
-            dataset=self.dataset,
             options=StepOptions(shard=self._options.shard),
             divides=True,
             # Of ranks it is told that each would train a model of its own.
