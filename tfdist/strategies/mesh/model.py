@@ -1,7 +1,7 @@
 """A compiled Keras model on a mesh: what its methods do there.
 
 Outside of a fit the host's weights are the truth, inside of it the slices are. So what a user sets
-before a fit is trained on, and what is read after it is what was trained; see ``host_weights`` for
+before a fit is trained on, and what is read after it is what was trained; see ``HostWeights`` for
 what callbacks read and set.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist import keras
 from tfdist.errors import ModelError
-from tfdist.strategies.mesh.host_weights import HostWeights
 from tfdist.strategies.mesh.layout import Layout
 from tfdist.strategies.mesh.operations import MeshDevices
 from tfdist.strategies.mesh.optimizer import check_optimizer
@@ -24,9 +24,10 @@ from tfdist.strategies.mesh.ranks import DividedSlots, RankParts, true_labels
 from tfdist.strategies.mesh.recompute import Segments
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.strategies.mesh.steps import MeshSteps, plan
-from tfdist.training.engine.binding import LOOPS, Engine, Saving
+from tfdist.training.engine.binding import LOOPS, Binding, Engine, Saving
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.options import StepOptions
+from tfdist.training.memory.emptied_variable import listen
 from tfdist.training.model.refusals import (
     refuse_eager,
     refuse_own_loss,
@@ -311,3 +312,69 @@ class MeshModel:
             return run
 
         return make
+
+
+class HostWeights:
+    """The host's weights while their slices are the truth: what reads them, and what writes them.
+
+    Who reads one that steps have trained since brings its slices together; what is written goes to
+    the slices. A ``tf.function`` is heard of when it is traced, and not when it runs: the weights
+    that it uses are carried at each step.
+
+    Args:
+        are_behind: whether the slices are the truth.
+    """
+
+    def __init__(self, model: tf.keras.Model, state: SlicedState, are_behind: Callable[[], bool]):
+        self._weights = list(model.weights)
+        self._state = state
+        self._are_behind = are_behind
+        #: Of functions: those that read a weight may run at any time, and so may those that write.
+        self._traced_reads: dict[int, tf.Variable] = {}
+        self._traced_writes: dict[int, tf.Variable] = {}
+        #: While the model is written: no callback runs what is traced then.
+        self.traces_are_ours = False
+
+    def heard_by(self, binding: Binding) -> None:
+        for variable in self._weights:
+            listen(
+                binding,
+                keras.tensors.uncast(variable),
+                before_read=partial(self._bring, variable),
+                after_write=partial(self._take, variable),
+            )
+
+    def to_slices(self) -> None:
+        """Gives the slices what functions may have written."""
+        for variable in self._traced_writes.values():
+            if id(variable) not in self._state.behind:
+                self._state.scatter_weight(variable)
+
+    def fall_behind(self) -> None:
+        """After the slices have changed: functions alone find the host's weights up to date."""
+        self._state.behind.update(map(id, self._weights))
+        self.to_functions()
+
+    def to_functions(self) -> None:
+        for variable in (self._traced_reads | self._traced_writes).values():
+            self._state.gather_weight(variable)
+
+    def _is_traced(self) -> bool:
+        """Whether a function is traced that may run at any time."""
+        if self.traces_are_ours or not tf.inside_function():
+            return False
+        # A layer is called on a symbol: nothing runs.
+        return getattr(tf.compat.v1.get_default_graph(), "name", "") != "keras_graph"
+
+    def _bring(self, variable: tf.Variable) -> None:
+        if self._is_traced():
+            self._traced_reads[id(variable)] = variable
+        if self._are_behind():
+            with tf.init_scope():
+                self._state.gather_weight(variable)
+
+    def _take(self, variable: tf.Variable) -> None:
+        if self._is_traced():
+            self._traced_writes[id(variable)] = variable
+        elif not tf.inside_function() and self._are_behind():
+            self._state.scatter_weight(variable)

@@ -159,7 +159,9 @@ class Tasks(Cluster, TfReplicas):
 
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         if self.steps_await_batches:
-            return _OwnBatches(dataset_fn())
+            # TensorFlow's own wrapper asks all workers before each batch whether there is one more,
+            # which takes milliseconds; here they have agreed on the number of steps before.
+            return keras.steps.Batches(dataset_fn())
         return super().distribute(dataset_fn)
 
     def merge(self, values: list[Any]) -> list[Any]:
@@ -182,11 +184,3 @@ class Tasks(Cluster, TfReplicas):
         chiefs = self.gather(own if self.is_chief else None)[0]
         for variable, value in zip(variables, chiefs, strict=True):
             variable.assign(value)
-
-
-class _OwnBatches(keras.steps.Batches):
-    """This worker's batches as they are.
-
-    TensorFlow's own wrapper asks all workers before each batch whether there is one more, which
-    takes several milliseconds; here they have agreed on the number of steps before.
-    """

@@ -11,8 +11,13 @@ import time
 import tensorflow as tf
 
 from tfdist.errors import LaunchError, first_line
-from tfdist.strategies.parameter_server.connections import Lines, Task, stay_until_goodbye, tasks_of
-from tfdist.strategies.parameter_server.waiting import Watch
+from tfdist.strategies.parameter_server.connections import (
+    Lines,
+    Task,
+    Watch,
+    stay_until_goodbye,
+    tasks_of,
+)
 from tfdist.strategies.rank_devices import before_tensorflow, take_threads
 from tfdist.strategies.rendezvous import meet_and_stay
 from tfdist.topology import Topology

@@ -18,9 +18,9 @@ import tensorflow as tf
 from tfdist import keras
 from tfdist.errors import LaunchError
 from tfdist.keras import step_context
+from tfdist.strategies.parameter_server.connections import Watch
 from tfdist.strategies.parameter_server.refusals import refuse_model
 from tfdist.strategies.parameter_server.twin import Twin
-from tfdist.strategies.parameter_server.waiting import Watch
 from tfdist.strategies.single import Alone
 from tfdist.training.engine.binding import Binding, Engine, Saving
 from tfdist.training.engine.metrics import state_of

@@ -124,10 +124,10 @@ class Pipeline(ModelParallel):
         import tensorflow as tf
 
         from tfdist.strategies.pipeline import norms
+        from tfdist.strategies.pipeline.chunks import place
         from tfdist.strategies.pipeline.frozen import Frozen
         from tfdist.strategies.pipeline.frozen_cache import FrozenCache
         from tfdist.strategies.pipeline.measure import measure
-        from tfdist.strategies.pipeline.placement import place
         from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
         from tfdist.strategies.pipeline.refusals import check_compiled
         from tfdist.strategies.pipeline.steps import PipelineSteps
