@@ -13,10 +13,9 @@ import tensorflow as tf
 from tfdist.errors import DataError, LaunchError, WriteError
 from tfdist.keras.layers import variables_in
 from tfdist.records.reading.shape_errors import explain_shape_error
-from tfdist.strategies.federated.feed import ClientFeed, num_rows
+from tfdist.strategies.federated.feed import ClientFeed, Cohort, num_rows
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.packing import RoundFile, group_of_each
-from tfdist.strategies.federated.sampling import Cohort
 from tfdist.strategies.federated.server import Server
 from tfdist.training.layers.data_errors import explain_value_error
 

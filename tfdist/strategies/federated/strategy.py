@@ -211,8 +211,7 @@ class Federated(Strategy):
             check_count("global_batch_size", global_batch_size)
         asked = self._checked(DataOptions(global_batch_size=global_batch_size or 128, **options))
         from tfdist.records.clients.collection import Clients, open_clients
-        from tfdist.strategies.federated.feed import ClientFeed
-        from tfdist.strategies.federated.sampling import Sampler
+        from tfdist.strategies.federated.feed import ClientFeed, Sampler
 
         ours = self._options
         if not asked.training:

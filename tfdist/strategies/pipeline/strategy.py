@@ -123,10 +123,10 @@ class Pipeline(ModelParallel):
     def build(self, model_fn: ModelOrFn) -> Any:
         import tensorflow as tf
 
-        from tfdist.strategies.pipeline import norms
         from tfdist.strategies.pipeline.chunks import place
         from tfdist.strategies.pipeline.frozen import Frozen
         from tfdist.strategies.pipeline.frozen_cache import FrozenCache
+        from tfdist.strategies.pipeline.functions import put_on_norms
         from tfdist.strategies.pipeline.measure import measure
         from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
         from tfdist.strategies.pipeline.refusals import check_compiled
@@ -169,7 +169,7 @@ class Pipeline(ModelParallel):
         if ranks.shares_batches:
             refuse_own_metrics(model, self.name)
         binding = Binding(model, ranks)
-        norms.put_on(binding)
+        put_on_norms(binding)
         randomness.put_on(binding)
 
         def compiled() -> None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.strategies.mesh.context import Context, last_is_split
 from tfdist.strategies.mesh.operations import MODEL
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
-from tfdist.strategies.mesh.rules.activations import activate, check, is_elementwise
+from tfdist.strategies.mesh.rules.reshaping import activate, check, is_elementwise
 
 L = tf.keras.layers
 

@@ -14,8 +14,8 @@ from tfdist.strategies.mesh.registry import (
     check_channels_last,
     register_layer,
 )
-from tfdist.strategies.mesh.rules.activations import activate, check
 from tfdist.strategies.mesh.rules.dense import product_and_bias
+from tfdist.strategies.mesh.rules.reshaping import activate, check
 
 L = tf.keras.layers
 
