@@ -108,8 +108,7 @@ class Engine:
             _end(process)
 
     def _make_executor(self, cardinalities: dict) -> Any:
-        clients = self._tff.CLIENTS
-        cardinalities.setdefault(clients, 0)
+        cardinalities.setdefault(self._tff.CLIENTS, 0)
         if self._process is None or self._process.poll() is not None:
             code = None if self._process is None else self._process.returncode
             self.close()

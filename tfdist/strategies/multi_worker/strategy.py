@@ -110,13 +110,12 @@ class MultiWorker(DataParallel):
     def start(self) -> None:
         from tfdist.strategies.multi_worker.workers import Tasks
 
-        if self._step.shards_weights:
-            self.start_ranks(1)
+        holds_parts = self._step.shards_weights
+        self.start_ranks(1 if holds_parts else 0)
+        if holds_parts:
             self.join_ranks()
         else:
             place = topology.current()
-            check_place(place)
-            self._take_devices(place)
             self._collective = Tasks(self._connected(place), place, **self._deadlines)
         self._find_speeds()
         self._collective.speeds = self._speeds
@@ -126,7 +125,7 @@ class MultiWorker(DataParallel):
 
         Args:
             devices_each: what a rank computes on side by side: so many GPUs of its host, if there
-                are any, or logical CPUs.
+                are any, or logical CPUs; 0: its part of the host's.
         """
         place = topology.current()
         check_place(place)
@@ -158,7 +157,7 @@ class MultiWorker(DataParallel):
         }
 
     @before_tensorflow("multi_worker")
-    def _take_devices(self, place: Topology, devices_each: int = 0) -> None:
+    def _take_devices(self, place: Topology, devices_each: int) -> None:
         import tensorflow as tf
 
         gpus = tf.config.list_physical_devices("GPU")
