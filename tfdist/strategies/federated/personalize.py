@@ -158,7 +158,10 @@ class _Trial:
 
     def __init__(self, model: tf.keras.Model, element_spec: Any, learning_rate: float | None):
         self._model = model
-        self._optimizer = _fresh(model.optimizer, learning_rate)
+        config = model.optimizer.get_config()
+        if learning_rate is not None:
+            config["learning_rate"] = learning_rate
+        self._optimizer = type(model.optimizer).from_config(config)  # It has not taken a step.
         itself = [(variable, variable) for variable in model.trainable_variables]
         decay_alike(model.optimizer, self._optimizer, itself)
         spec = tf.nest.map_structure(
@@ -233,14 +236,6 @@ def _number(metric: Any) -> float:
             mend="Give one that averages, such as F1Score(average='macro')",
         )
     return float(result)
-
-
-def _fresh(optimizer: Any, learning_rate: float | None) -> Any:
-    """Returns an optimizer like the compiled one that has not taken a step."""
-    config = optimizer.get_config()
-    if learning_rate is not None:
-        config["learning_rate"] = learning_rate
-    return type(optimizer).from_config(config)
 
 
 def _check_options(

@@ -68,7 +68,8 @@ class Context:
         self.batch = mtf.Dimension(BATCH, num_rows + padded_rows)
         self._padded_rows = padded_rows
         self._read = read
-        self._weights: dict[int, Any] = {}
+        #: Those that were used: weight id -> tensor on the mesh.
+        self.weights: dict[int, Any] = {}
         self._cast_weights: dict[tuple, Any] = {}
         self._num_dimensions = 0
         self._num_random = 0
@@ -132,8 +133,8 @@ class Context:
                 for size, axis in zip(variable.shape, axes, strict=True)
             ]
 
-        if id(variable) not in self._weights:
-            self._weights[id(variable)] = self._read(variable, dims(settled))
+        if id(variable) not in self.weights:
+            self.weights[id(variable)] = self._read(variable, dims(settled))
         tensor = self._read_as(self.dtype_of(variable), variable)
         return tensor if settled == axes else mtf.reshape(tensor, mtf.Shape(dims(axes)))
 
@@ -144,12 +145,8 @@ class Context:
     def _read_as(self, dtype: tf.DType, variable: Any) -> Any:
         key = (id(variable), dtype)
         if key not in self._cast_weights:
-            self._cast_weights[key] = self.cast(self._weights[id(variable)], dtype)
+            self._cast_weights[key] = self.cast(self.weights[id(variable)], dtype)
         return self._cast_weights[key]
-
-    def weight_tensors(self) -> dict[int, Any]:
-        """Returns the weights that were used: id -> tensor on the mesh."""
-        return self._weights
 
     def cast(self, x: Any, dtype: tf.DType) -> Any:
         """Returns ``x`` in another precision."""

@@ -98,11 +98,10 @@ class MeshModel:
 
     # Which side is the truth --------------------------------------------------------------------
 
-    def to_devices(self) -> None:
-        """Before a step: the slices become the truth."""
-        if not self._slices_are_newer:
-            self.state.scatter_weights()
-            self._slices_are_newer = True
+    def _to_slices(self) -> None:
+        """The slices become the truth, as the host's weights are."""
+        self.state.scatter_weights()
+        self._slices_are_newer = True
 
     def to_host(self) -> None:
         """Brings the host's weights up to date."""
@@ -111,8 +110,7 @@ class MeshModel:
 
     def set_from_host(self) -> None:
         """The host's weights were written: the slices follow."""
-        self.state.scatter_weights()
-        self._slices_are_newer = True
+        self._to_slices()
         self._settle()
 
     def _settle(self) -> None:
@@ -162,8 +160,8 @@ class MeshModel:
         def run(*args: Any, **options: Any) -> Any:
             self._depth += 1
             try:
-                if self._depth == 1:
-                    self.to_devices()
+                if self._depth == 1 and not self._slices_are_newer:
+                    self._to_slices()
                 self.host.to_slices()
                 return method(*args, **options)
             finally:

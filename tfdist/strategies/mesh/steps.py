@@ -165,7 +165,7 @@ class Program:
         return tf.nest.pack_sequence_as(keras.graph.nested_outputs(self._model), rows)
 
     def _backward(self, bridge: LossBridge, y: Any) -> dict[int, Any]:
-        weights = self.context.weight_tensors()
+        weights = self.context.weights
         trained = [v for v in self._model.trainable_variables if id(v) in weights]
         found = [x for look_ups in self.context.look_ups.values() for x in look_ups]
         of_outputs = keras.losses.have_loss(self._model, y, keras.graph.nested_outputs(self._model))

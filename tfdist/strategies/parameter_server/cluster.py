@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
-import logging
 import os
 import time
 
@@ -130,7 +129,7 @@ class Cluster:
         )
         atexit.register(self._leave_in_time)
         # Its errors reach the user as exceptions; those of lost workers are the engine's to mend.
-        tf.get_logger().addFilter(_is_not_the_coordinators)
+        tf.get_logger().addFilter(lambda record: record.filename != "cluster_coordinator.py")
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             _cluster_spec(place), task_type="chief", task_id=0, rpc_layer="grpc"
         )
@@ -164,7 +163,3 @@ class Cluster:
             # It acts even where another thread holds the interpreter; its traceback tells nothing.
             nowhere = open(os.devnull, "w")  # noqa: SIM115 (it must outlive this function)
             faulthandler.dump_traceback_later(_LEAVE_S, exit=True, file=nowhere)
-
-
-def _is_not_the_coordinators(record: logging.LogRecord) -> bool:
-    return record.filename != "cluster_coordinator.py"
