@@ -319,10 +319,12 @@ class MeshSteps:
         self.test = tf.function(self._test, autograph=False)
         self.predict = tf.function(self._predict, autograph=False)
 
-    def _program(
-        self, x: Any, training: bool, num_rows: int | None = None, ranks: Ranks | None = None
-    ) -> Program:
-        seed = None
+    def _program(self, x: Any, y: Any = None, told: Any = None, *, training: bool) -> Program:
+        """Returns the program of a batch, which is a share of a global one where ``told`` is."""
+        seed, share = None, {}
+        if told is not None:
+            num_rows = int(tf.nest.flatten(y)[0].shape[0])
+            share = {"num_rows": num_rows, "ranks": Ranks(self._ranks, told)}
         if training:
             step = tf.cast(self._model.optimizer.iterations, tf.int64)
             seed = self._seed + step * tf.constant([7_919, 104_729], tf.int64)
@@ -332,17 +334,9 @@ class MeshSteps:
             x,
             training=training,
             seed=seed,
-            num_rows=num_rows,
-            ranks=ranks,
             segments=self._segments,
+            **share,
         )
-
-    def _of_share(self, x: Any, y: Any, told: Any, *, training: bool) -> Program:
-        """Returns the program of a batch that is a share of a global one, where ``told`` is."""
-        if told is None:
-            return self._program(x, training)
-        num_rows = int(tf.nest.flatten(y)[0].shape[0])
-        return self._program(x, training, num_rows, Ranks(self._ranks, told))
 
     def _evaluate(self, program: Program, x: Any, y: Any, weight: Any) -> dict[str, tf.Tensor]:
         y_preds, shared = [], []
@@ -381,7 +375,7 @@ class MeshSteps:
         return labels, loss_masks.without_masks(y_pred), weights
 
     def _train(self, x: Any, y: Any, weight: Any, told: Any = None) -> dict[str, tf.Tensor]:
-        program = self._of_share(x, y, told, training=True)
+        program = self._program(x, y, told, training=True)
         logs = self._evaluate(program, x, y, weight)
         gradients = {
             key: unscaled(self._model.optimizer, program.slices_of(gradient))
@@ -484,7 +478,7 @@ class MeshSteps:
             )
 
     def _test(self, x: Any, y: Any, weight: Any, told: Any = None) -> dict[str, tf.Tensor]:
-        return self._evaluate(self._of_share(x, y, told, training=False), x, y, weight)
+        return self._evaluate(self._program(x, y, told, training=False), x, y, weight)
 
     def _predict(self, x: Any) -> Any:
         return self._program(x, training=False).predict()

@@ -165,16 +165,12 @@ class PipelineSteps:
         (x, y, sample_weight), share = self._given(data)
         counted = self._counted(y, sample_weight, share)
         forward = self._forward(x, y, sample_weight, share, training=False)
-        for task in self._forward_order:
-            forward.run(task.chunk, task.microbatch)
         regularization = self._regularize(None, None)
         return self._metrics(x, y, sample_weight, counted, share, forward, regularization)
 
     def predict_step(self, data: Any) -> Any:
         (x, _, _), share = self._given(data)
         forward = self._forward(x, None, None, share, training=False)
-        for task in self._forward_order:
-            forward.run(task.chunk, task.microbatch)
         return share.true_rows(self.packed(forward.outputs()))
 
     # Their parts --------------------------------------------------------------------------------
@@ -205,6 +201,7 @@ class PipelineSteps:
     def _forward(
         self, x: Any, y: Any, sample_weight: Any, share: Share, *, training: bool
     ) -> Forward:
+        """Returns the forward passes of a step; outside of training they have been made."""
         frozen = self._frozen
         if frozen is not None and frozen.is_output(x):
             chunks, given = frozen.chunks, frozen.values(x)
@@ -216,7 +213,10 @@ class PipelineSteps:
         rows = tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
         count = self.schedule.num_microbatches
         parts = divide(rows, y, sample_weight, count, is_real=share.is_real)
-        return Forward(self, chunks, parts, given, training=training)
+        forward = Forward(self, chunks, parts, given, training=training)
+        for task in () if training else self._forward_order:
+            forward.run(task.chunk, task.microbatch)
+        return forward
 
     def _regularize(self, gradients: Sums | None, scale: tf.Tensor | None) -> list[tf.Tensor]:
         """Returns the losses of weights, each on its layer's device; adds up their gradients."""
