@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks import apart
 from benchmarks.programs.convnet import convnet
 from tfdist.strategies.federated.engine import import_tff
-from tfdist.strategies.federated.sampling import Sampler
+from tfdist.strategies.federated.feed import Sampler
 
 _TARGETS_TUNED = {"10 clients": 1.0, "50 clients": 2.0}
 _TARGET_TUTORIAL, _TARGET_OTHERS = 2.5, 1.0

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import tfdist
-from tfdist.errors import LaunchError
+from tfdist.errors import LaunchError, OptionError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -54,6 +54,11 @@ def test_the_function_travels_in_a_folder_for_this_user_alone(tmp_path, monkeypa
 
     assert tfdist.notebook_launch(fn) == (str(tmp_path), 0o700)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_worker_at_all():
+    with pytest.raises(OptionError, match="workers must be a whole number of at least 1"):
+        tfdist.notebook_launch(print, workers=0)
 
 
 def test_more_workers_than_slots():

@@ -23,7 +23,7 @@ class StepContext:
             give this process's results, not those of all.
         own_step: the user's own step, a ``replica_step.RunningStep``.
         norms: how BatchNormalization normalizes: a forward pass over replicas, of ``batch_norm``,
-            or one of a microbatch, of ``strategies.pipeline.norms``.
+            or one of a microbatch, of ``strategies.pipeline.functions``.
         repeatable: seed and microbatch of a forward pass that may run again, of ``recompute``.
         draws: seed and count of the random numbers drawn, of ``randomness``.
         seeds: what draws a seed in Keras 3 -> the one that a layer gets: see ``keras.layers``.

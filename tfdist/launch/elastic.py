@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Mapping
 
 from tfdist import topology
 from tfdist.errors import EngineMissingError, OptionError
-from tfdist.launch import discovery, events, hosts, programs
+from tfdist.launch import discovery, hosts, programs
 from tfdist.launch.membership import Elasticity
 from tfdist.launch.supervisor import Job
 
@@ -23,8 +22,8 @@ def job(
     max_workers: int | None = None,
     host_discovery: str | None = None,
     start_timeout_s: float = 120.0,
-    stall_timeout_s: float | None = None,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    **deadlines: float | None,
 ) -> Job:
     """Returns the job that begins with ``workers`` and goes on with at least ``min_workers``.
 
@@ -37,15 +36,14 @@ def job(
         host_discovery: an executable file that prints "host:slots" lines, asked every second; None
             offers ``workers`` slots of this machine, and none for a lost one.
         start_timeout_s: until all have started, and until those that go on have met again.
-        stall_timeout_s: see ``Job``.
         environ: this process's environment unless given.
+        deadlines: stall_timeout_s; see ``Job``.
 
     Raises:
         OptionError: numbers that do not fit, or a discovery script that cannot be used.
         LaunchError: more workers than slots, or the script fails.
         EngineMissingError: no Horovod.
     """
-    environ = os.environ if environ is None else environ
     most = workers if max_workers is None else max_workers
     _check_numbers(workers, min_workers, most, host_discovery)
     if host_discovery is None:
@@ -53,30 +51,26 @@ def job(
     else:
         discovery.check(host_discovery)
     _check_horovod()
-    timeout_s = math.ceil(start_timeout_s)
     settings = {
         "workers": workers,
         "min_workers": min_workers,
         "max_workers": most,
         "host_discovery": host_discovery,
-        "timeout_s": timeout_s,
     }
     env = programs.rank_environment(topology.alone(environ))
-    env[events.VARIABLE] = "1"
     env["TFDIST_ELASTIC_WORKERS"] = str(workers)
     # Horovod tells of each lost rank as of an error.
     env.setdefault("HOROVOD_LOG_LEVEL", "fatal")
-    rank = [sys.executable, "-m", "tfdist.launch.rank", "--", *command]
     driver = [sys.executable, "-m", "tfdist.launch.elastic_driver", json.dumps(settings), "--"]
     return Job(
-        command=[*driver, *rank],
+        command=[*driver, *programs.rank_command(command)],
         env=env,
         world_size=workers,
         tags="elastic",
         start_timeout_s=start_timeout_s,
-        stall_timeout_s=stall_timeout_s,
         is_local=True,
         elasticity=Elasticity(min_workers=min_workers, is_fixed=host_discovery is None),
+        **deadlines,
     )
 
 

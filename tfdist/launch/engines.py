@@ -73,19 +73,17 @@ ENGINES = (
 
 def all_engines() -> list[Engine]:
     """Returns ``ENGINES``, and the strategies of other packages, which are their own."""
-    others = [spec for spec in REGISTRY.values() if spec.engine is None]
-    return [
-        *ENGINES,
-        *(
-            Engine(
-                name=spec.name,
-                distribution="tfdist",
-                mend="Ask the package that brings it",
-                ranks=functools.partial(jobs.job_for, spec.name) if spec.launchers else None,
-            )
-            for spec in others
-        ),
+    others = [
+        Engine(
+            name=spec.name,
+            distribution="tfdist",
+            mend="Ask the package that brings it",
+            ranks=functools.partial(jobs.job_for, spec.name) if spec.launchers else None,
+        )
+        for spec in REGISTRY.values()
+        if spec.engine is None
     ]
+    return [*ENGINES, *others]
 
 
 @dataclass

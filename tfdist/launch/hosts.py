@@ -51,14 +51,22 @@ def parse(text: str | None) -> list[Host]:
     return hosts
 
 
+def listed(hosts: list[Host]) -> str:
+    """Returns hosts as ``parse`` reads them."""
+    return ",".join(f"{host.name}:{host.slots}" for host in hosts)
+
+
+def are_local(hosts: list[Host]) -> bool:
+    return all(host.is_local for host in hosts)
+
+
 def check_slots(workers: int, hosts: list[Host]) -> None:
     """Raises LaunchError when ``workers`` do not fit on the hosts."""
     slots = sum(host.slots for host in hosts)
     if workers > slots:
-        listed = ",".join(f"{host.name}:{host.slots}" for host in hosts)
         raise LaunchError(
             "workers must not exceed the slots of the hosts",
-            received=f"{workers} workers for {slots} slots ({listed})",
+            received=f"{workers} workers for {slots} slots ({listed(hosts)})",
             mend=f"Use at most {slots} workers, or name more slots with --hosts",
         )
 

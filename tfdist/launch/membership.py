@@ -70,7 +70,13 @@ class Membership:
     @property
     def losses(self) -> str:
         """Those that nobody has gone on from, in words; empty when there are none."""
-        return self._losses("")
+        told = []
+        for event in self._lost:
+            place = self._places.get(event["number"])
+            heard = f", last heard of at {place}" if place else ""
+            name = f"rank {event['rank']} on {event['host']}"
+            told.append(f"{name} was lost ({ending(event['code'])}{heard})")
+        return "; ".join(told)
 
     def take(self, event: dict) -> str | None:
         """Takes an event of the driver's; returns what a user should hear of it.
@@ -113,9 +119,10 @@ class Membership:
             return
         if self._left < self._elasticity.min_workers:
             raise self._too_few()
+        met = f"no meeting of {_workers(self._left)}"
         raise LaunchError(
             f"the workers of an elastic job must meet again within {self._timeout_s:g} s",
-            received=f"no meeting of {_workers(self._left)}" + self._losses("; "),
+            received="; ".join(filter(None, [met, self.losses])),
             mend="Look for a worker that hangs, or raise --start-timeout",
         )
 
@@ -132,15 +139,6 @@ class Membership:
             news.append(f"{_workers(joined)} joined")
         return f"{'; '.join(news)}; going on with {_workers(len(ranks))}" if news else None
 
-    def _losses(self, prefix: str) -> str:
-        told = []
-        for event in self._lost:
-            place = self._places.get(event["number"])
-            heard = f", last heard of at {place}" if place else ""
-            name = f"rank {event['rank']} on {event['host']}"
-            told.append(f"{name} was lost ({ending(event['code'])}{heard})")
-        return prefix + "; ".join(told) if told else ""
-
     @property
     def _left(self) -> int:
         return len(self._ranks) - len(self._lost)
@@ -149,7 +147,7 @@ class Membership:
         least, left = self._elasticity.min_workers, self._left
         return LaunchError(
             f"an elastic job must have at least {_workers(least)} to go on",
-            received=f"{left or 'none'} left" + self._losses(": "),
+            received=": ".join(filter(None, [f"{left or 'none'} left", self.losses])),
             mend=f"Give --min-workers {max(1, left)}, slots for new workers by --host-discovery, "
             "or --max-restarts",
         )

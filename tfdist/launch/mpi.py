@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from tfdist import topology
-from tfdist.launch import events, hosts, programs
+from tfdist.launch import hosts, programs
 from tfdist.launch.supervisor import Job
 
 
@@ -16,9 +16,8 @@ def job(
     *,
     workers: int,
     on_hosts: str | None = None,
-    start_timeout_s: float = 120.0,
-    stall_timeout_s: float | None = None,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    **deadlines: float | None,
 ) -> Job:
     """Returns the job that runs ``command`` as ``workers`` MPI ranks.
 
@@ -26,38 +25,33 @@ def job(
         command: argument list of one rank.
         workers: number of ranks, >= 1.
         on_hosts: "a:2,b:2"; None for this machine, with one slot for each core but at least two.
-        start_timeout_s: see ``Job``.
-        stall_timeout_s: see ``Job``.
         environ: this process's environment unless given.
+        deadlines: start_timeout_s and stall_timeout_s; see ``Job``.
 
     Raises:
         LaunchError: more workers than slots.
         EngineMissingError: no mpirun.
     """
-    environ = os.environ if environ is None else environ
     places = hosts.parse(on_hosts)
     hosts.check_slots(workers, places)
     mpirun = programs.find("mpirun", "the MPI controller", environ)
     env = topology.without_places(programs.rank_environment(environ))
-    env[events.VARIABLE] = "1"
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    is_local = all(place.is_local for place in places)
-    if is_local:
+    if hosts.are_local(places):
         where = _local_arguments(workers, hosts.physical_cores())
     else:
         where = _remote_arguments(places, env)
     # A waiting rank would otherwise spin on the core that another one computes on.
     common = ["--tag-output", "--mca", "mpi_yield_when_idle", "1"]
-    rank = [sys.executable, "-m", "tfdist.launch.rank", "--", *command]
+    rank = programs.rank_command(command)
     return Job(
         command=[mpirun, "-np", str(workers), *common, *where, *rank],
         env=env,
         world_size=workers,
         tags="mpi",
-        is_local=is_local,
-        start_timeout_s=start_timeout_s,
-        stall_timeout_s=stall_timeout_s,
+        is_local=hosts.are_local(places),
+        **deadlines,
     )
 
 
@@ -83,8 +77,7 @@ _KEEPALIVE = {"time": "5", "intvl": "5", "probes": "2"}
 
 def _remote_arguments(places: list[hosts.Host], env: Mapping[str, str]) -> list[str]:
     # Not bound: the cores of the other hosts are not known here.
-    arguments = ["-H", ",".join(f"{host.name}:{host.slots}" for host in places)]
-    arguments += ["--bind-to", "none", *_ONLY_THESE_HOSTS]
+    arguments = ["-H", hosts.listed(places), "--bind-to", "none", *_ONLY_THESE_HOSTS]
     if "OPAL_PREFIX" in env:
         arguments += ["--prefix", env["OPAL_PREFIX"]]
     for name, value in _KEEPALIVE.items():

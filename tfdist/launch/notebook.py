@@ -11,6 +11,7 @@ from typing import Any
 
 from tfdist.errors import LaunchError, package_missing
 from tfdist.launch import jobs, supervisor
+from tfdist.training.engine.options import check_count
 
 
 def notebook_launch(
@@ -39,7 +40,9 @@ def notebook_launch(
     Raises:
         LaunchError: a rank failed; the message holds the end of its traceback.
         EngineMissingError: cloudpickle, or horovod's mpirun, is missing.
+        OptionError: ``workers`` is no whole number of at least 1.
     """
+    check_count("workers", workers)
     try:
         import cloudpickle
     except ImportError as error:

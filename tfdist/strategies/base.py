@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from tfdist.compat import uses_keras_3
 from tfdist.errors import ModelError, OptionError, cannot_write, first_line, notice
@@ -20,6 +19,7 @@ from tfdist.training.engine.options import check_count, picked
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from tfdist.training.engine.binding import Binding
     from tfdist.training.feed.feed import Feed
     from tfdist.training.feed.training_data import TrainingData
     from tfdist.training.model.scaling import Scaling
@@ -47,7 +47,6 @@ class DataOptions:
     bucket_by_length: bool | Sequence[int] = False
 
 
-_Self = TypeVar("_Self", bound="Strategy")
 _T = TypeVar("_T")
 ModelOrFn = "Callable[[], tf.keras.Model] | tf.keras.Model"
 
@@ -65,18 +64,16 @@ class Strategy(abc.ABC):
     #: What ``build`` lets the layers of a model compute in; None leaves Keras' own policy.
     precision: str | None = None
 
-    @abc.abstractmethod
-    def start(self) -> None:
+    def start(self) -> None:  # noqa: B027
         """Imports the engine and takes the devices."""
 
-    @abc.abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Gives back what ``start`` took."""
 
     @property
-    @abc.abstractmethod
     def topology(self) -> Topology:
         """Where this process stands in the job."""
+        return Topology()
 
     @property
     @abc.abstractmethod
@@ -84,14 +81,21 @@ class Strategy(abc.ABC):
         """Replicas that share a global batch."""
 
     @property
-    @abc.abstractmethod
     def scaling(self) -> Scaling:
         """The rule for the learning rate."""
+        return self._scaling(self.num_replicas)
+
+    def _take_scaling(self, lr_scaling: str | None, warmup_epochs: float) -> None:
+        """Keeps what ``scaling`` is made of. Raises OptionError: there is no such rule."""
+        from tfdist.training.model.scaling import Scaling
+
+        self._scaling = partial(Scaling, lr_scaling, warmup_epochs)
+        self._scaling(num_replicas=1)
 
     @property
-    @abc.abstractmethod
     def approximations(self) -> tuple[str, ...]:
         """What in the options makes this strategy differ from one device; empty when exact."""
+        return ()
 
     @abc.abstractmethod
     def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
@@ -105,6 +109,13 @@ class Strategy(abc.ABC):
         Raises:
             ModelError: not a model, not compiled, or not one this strategy can train.
         """
+
+    def _assembled(self, binding: Binding, **engine: Any) -> tf.keras.Model:
+        """Puts on a built model what this strategy trains it with; see ``assemble``."""
+        from tfdist.training.assemble import assemble
+
+        told = {"scaling": self.scaling, "strategy_name": self.name, "dataset": self.dataset}
+        return assemble(binding, **told, **engine)
 
     def dataset(
         self,
@@ -170,13 +181,13 @@ class Strategy(abc.ABC):
         """Returns what of the records this process reads, as arguments of ``make_feed``."""
         return {}
 
-    @abc.abstractmethod
     def from_chief(self, value: Any) -> Any:
         """Returns the chief's ``value`` on every rank, so that all decide alike."""
+        return value
 
-    @abc.abstractmethod
     def save(self, model: tf.keras.Model, path: str | os.PathLike) -> None:
         """Writes an ordinary Keras file. Every rank calls it, one writes, atomically."""
+        save_atomically(model, path)
 
     def run(
         self,
@@ -223,16 +234,11 @@ class Strategy(abc.ABC):
             )
         return engine
 
-    def __enter__(self: _Self) -> _Self:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -296,6 +302,12 @@ def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
             ),
         )
     return model
+
+
+def made_here(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
+    """Returns what ``called`` does, made in the current scope: of a model that was given a copy."""
+    model = called(model_fn, may_be_unbuilt=may_be_unbuilt)
+    return clone(model) if model is model_fn else model
 
 
 def clone(model: tf.keras.Model) -> tf.keras.Model:

@@ -14,6 +14,7 @@ from tfdist.strategies.base import (
     DataOptions,
     ModelOrFn,
     Strategy,
+    called,
     check_folder,
     save_atomically,
 )
@@ -76,11 +77,7 @@ class DataParallel(Strategy):
         offload_dir: str | os.PathLike | None = None,
         device_speeds: str | Sequence[float] | None = None,
     ):
-        from tfdist.training.model.scaling import Scaling
-
-        Scaling(lr_scaling, warmup_epochs, num_replicas=1)  # Refuses what it does not know.
-        self._lr_scaling = lr_scaling
-        self._warmup_epochs = warmup_epochs
+        self._take_scaling(lr_scaling, warmup_epochs)
         self._step = StepOptions(**picked(StepOptions, locals()))
         if self._step.offloads_slots and not self.slots_can_be_offloaded:
             raise OptionError(
@@ -120,9 +117,13 @@ class DataParallel(Strategy):
     def connect(self) -> Collective:
         """Returns the replicas, for one model; can be called from ``start`` on."""
 
-    @abc.abstractmethod
     def make_model(self, model_fn: ModelOrFn) -> tf.keras.Model:
         """Returns the user's own model, made where the engine needs it."""
+        return called(model_fn, may_be_unbuilt=True)
+
+    @property
+    def approximations(self) -> tuple[str, ...]:
+        return self._step.approximations
 
     @property
     def num_replicas(self) -> int:
@@ -130,9 +131,7 @@ class DataParallel(Strategy):
 
     @property
     def scaling(self) -> Scaling:
-        from tfdist.training.model.scaling import Scaling
-
-        return Scaling(self._lr_scaling, self._warmup_epochs, self.connect().planned_replicas)
+        return self._scaling(self.connect().planned_replicas)
 
     def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
         from tfdist.keras.layers import is_built
@@ -143,28 +142,21 @@ class DataParallel(Strategy):
         with policy(self.precision), explained(self.name):
             model = self.make_model(model_fn)
         if is_built(model):
-            return self._assembled(model)
+            return self._with_steps(model)
 
         def build(make_weights: Callable[[], None]) -> None:
             with policy(self.precision), explained(self.name), model.distribute_strategy.scope():
                 make_weights()
-            self._assembled(model)
+            self._with_steps(model)
 
         return build_with_first_data(model, build)
 
-    def _assembled(self, model: tf.keras.Model) -> tf.keras.Model:
-        from tfdist.training.assemble import assemble
+    def _with_steps(self, model: tf.keras.Model) -> tf.keras.Model:
         from tfdist.training.engine.binding import Binding
         from tfdist.training.model.precision import check_follows
 
         check_follows(model, self.precision)
-        return assemble(
-            Binding(model, self.connect()),
-            scaling=self.scaling,
-            strategy_name=self.name,
-            dataset=self.dataset,
-            options=self._step,
-        )
+        return self._assembled(Binding(model, self.connect()), options=self._step)
 
     def _share(self) -> dict[str, Any]:
         replicas = self.connect()

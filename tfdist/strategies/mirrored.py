@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tfdist.errors import OptionError
-from tfdist.strategies.base import ModelOrFn, called, clone
+from tfdist.strategies.base import ModelOrFn, made_here
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.spec import Spec
-from tfdist.topology import Topology
-from tfdist.training.engine.collective import Collective, OneProcess
+from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.options import check_count
 
 _DEFAULT_LOGICAL_CPUS = 2
@@ -47,46 +46,6 @@ def choose_devices(gpus: Sequence[str], devices: int | None, option: str = "devi
             mend=f"Choose {option}={len(gpus)} or fewer, or hide the GPUs: CUDA_VISIBLE_DEVICES=-1",
         )
     return list(gpus[:devices])
-
-
-class _Mirrors(OneProcess):
-    """The replicas of a MirroredStrategy."""
-
-    fetches_ahead = True
-
-    def __init__(self, strategy: Any):
-        self._strategy = strategy
-        self.num_replicas = strategy.num_replicas_in_sync
-
-    def sum(self, tensor: Any, name: str) -> Any:
-        from tfdist.strategies.replica_sum import replica_sum
-
-        return replica_sum(tensor)
-
-    def apply(
-        self,
-        optimizer: Any,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        name: str = "gradient",
-    ) -> None:
-        from tfdist.keras.optimizers import apply_sum
-
-        apply_sum(optimizer, gradients, variables)
-
-    def reduce_scatter(self, rows: Any, name: str) -> Any:
-        from tfdist.strategies.replica_sum import replica_row
-
-        return replica_row(rows)
-
-    def all_gather(self, row: Any, name: str) -> Any:
-        from tfdist.strategies.replica_sum import all_rows
-
-        return all_rows(row)
-
-    def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
-        # One element for each replica in turn: the feed has divided the global batch already.
-        return self._strategy.distribute_datasets_from_function(lambda _: dataset_fn())
 
 
 SPEC = Spec(
@@ -132,23 +91,14 @@ class Mirrored(DataParallel):
     def close(self) -> None:
         self._strategy = None
 
-    @property
-    def topology(self) -> Topology:
-        return Topology()
-
-    @property
-    def approximations(self) -> tuple[str, ...]:
-        return self._step.approximations
-
     def connect(self) -> Collective:
-        return _Mirrors(self._entered(self._strategy))
+        from tfdist.strategies.replica_sum import Mirrors
+
+        return Mirrors(self._entered(self._strategy))
 
     def make_model(self, model_fn: ModelOrFn) -> Any:
-        import tensorflow as tf
-
         with self._entered(self._strategy).scope():
-            model = called(model_fn, may_be_unbuilt=True)
-            return clone(model) if isinstance(model_fn, tf.keras.Model) else model
+            return made_here(model_fn, may_be_unbuilt=True)
 
 
 def make_logical_cpus(count: int) -> None:

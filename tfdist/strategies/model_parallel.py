@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfdist.training.engine.collective import Collective
-    from tfdist.training.model.scaling import Scaling
 
 
 _RANKS: dict[str, type[Horovod | MultiWorker]] = {
@@ -70,14 +69,10 @@ class ModelParallel(Strategy):
         replicas: str | None = None,
         precision: str | None = None,
     ):
-        from tfdist.training.model.scaling import Scaling
-
         check_precision(precision)
         check_replicas(replicas)
-        Scaling(lr_scaling, warmup_epochs, num_replicas=1)  # Refuses what it does not know.
+        self._take_scaling(lr_scaling, warmup_epochs)
         self.precision = precision
-        self._lr_scaling = lr_scaling
-        self._warmup_epochs = warmup_epochs
         self._shares_of_each = shares_of_each
         self._replicas = _RANKS[replicas]() if replicas is not None else None
         #: Those of all ranks; empty before ``start``.
@@ -133,12 +128,6 @@ class ModelParallel(Strategy):
     @property
     def num_replicas(self) -> int:
         return self._shares_of_each * self._ranks.num_replicas
-
-    @property
-    def scaling(self) -> Scaling:
-        from tfdist.training.model.scaling import Scaling
-
-        return Scaling(self._lr_scaling, self._warmup_epochs, self.num_replicas)
 
     def from_chief(self, value: Any) -> Any:
         return self._ranks.from_chief(value)

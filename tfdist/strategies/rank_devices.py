@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tfdist.errors import OptionError
+from tfdist.errors import OptionError, first_line
 from tfdist.topology import Topology
+
+
+@contextlib.contextmanager
+def before_tensorflow(strategy: str) -> Iterator[None]:
+    """Encloses what takes devices and threads for a strategy.
+
+    Raises:
+        OptionError: TensorFlow was used already.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise OptionError(
+            f"strategy '{strategy}' must be entered before TensorFlow is first used",
+            received=f"an error: {first_line(error)}",
+            mend="Enter the strategy at the start of the program",
+        ) from error
 
 
 def choose_gpus(gpus: Sequence[Any], local_rank: int, each: int = 1) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""Sums over the replicas of one of TensorFlow's own strategies."""
+"""The replicas of one of TensorFlow's own strategies, and sums over replicas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,50 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.keras.optimizers import apply_sum
+from tfdist.training.engine.collective import Collective, OneProcess
 from tfdist.training.layers.gradients import with_gradient
+
+
+class TfReplicas(Collective):
+    """Replicas that a strategy of TensorFlow's has made.
+
+    Args:
+        strategy: it.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        self.strategy = strategy
+        self.num_replicas = strategy.num_replicas_in_sync
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        return replica_sum(tensor)
+
+    def apply(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        name: str = "gradient",
+    ) -> None:
+        apply_sum(optimizer, gradients, variables)
+
+    def reduce_scatter(self, rows: Any, name: str) -> Any:
+        # All replicas get the whole sum: TensorFlow scatters on GPUs alone.
+        return replica_sum(rows)[tf.distribute.get_replica_context().replica_id_in_sync_group]
+
+    def all_gather(self, row: Any, name: str) -> Any:
+        return tf.distribute.get_replica_context().all_gather(row[None], axis=0)
+
+    def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
+        # One element for each replica in turn: the feed has divided the global batch already.
+        return self.strategy.distribute_datasets_from_function(lambda _: dataset_fn())
+
+
+class Mirrors(TfReplicas, OneProcess):
+    """The replicas of a MirroredStrategy."""
+
+    fetches_ahead = True
 
 
 def replica_sum(tensor: tf.Tensor) -> tf.Tensor:
@@ -18,22 +61,6 @@ def replica_sum(tensor: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     total = context.merge_call(_reduced, args=(tf.stop_gradient(tensor),))
     return with_gradient(total, of=tensor, back=replica_sum)
-
-
-def replica_row(rows: tf.Tensor) -> tf.Tensor:
-    """Returns this replica's row of the sum of ``rows`` over all replicas; to be called on each.
-
-    All replicas get the whole sum: TensorFlow scatters on GPUs alone.
-
-    Args:
-        rows: [replicas, ...].
-    """
-    return replica_sum(rows)[tf.distribute.get_replica_context().replica_id_in_sync_group]
-
-
-def all_rows(row: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of all replicas, [replicas, ...]; to be called on each."""
-    return tf.distribute.get_replica_context().all_gather(row[None], axis=0)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tfdist.strategies.base import ModelOrFn, called
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.spec import Spec
-from tfdist.topology import Topology
 from tfdist.training.engine.collective import Collective, OneProcess
 
 
@@ -22,23 +19,11 @@ class Alone(OneProcess):
     def sum(self, tensor: Any, name: str) -> Any:
         return tensor
 
-    def apply(
-        self,
-        optimizer: Any,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        name: str = "gradient",
-    ) -> None:
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
-
     def reduce_scatter(self, rows: Any, name: str) -> Any:
         return rows[0]
 
     def all_gather(self, row: Any, name: str) -> Any:
         return row[None]
-
-    def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
-        return dataset_fn()
 
 
 SPEC = Spec(
@@ -64,22 +49,9 @@ class Single(DataParallel):
     def __init__(self, **shared: Any):
         super().__init__(**shared)
 
-    def start(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    @property
-    def topology(self) -> Topology:
-        return Topology()
-
     @property
     def approximations(self) -> tuple[str, ...]:
         return replace(self._step, sync_batch_norm=True).approximations
 
     def connect(self) -> Collective:
         return Alone()
-
-    def make_model(self, model_fn: ModelOrFn) -> Any:
-        return called(model_fn, may_be_unbuilt=True)

@@ -83,8 +83,11 @@ def check_replicas(replicas: object) -> None:
         raise unknown_choice("strategy of replicas", replicas, REPLICAS)
 
 
-def check_shard(shard: object, strategy: str) -> None:
+def check_shard(shard: object, replicas: object, strategy: str, *, or_else: str = "") -> None:
     """Checks what the ranks of a strategy that divides one model are to divide among them.
+
+    Args:
+        or_else: what there is beside it.
 
     Raises:
         OptionError: they cannot.
@@ -97,3 +100,9 @@ def check_shard(shard: object, strategy: str) -> None:
         )
     if shard not in _SHARDS:
         raise unknown_choice("shard", shard, _SHARDS)
+    if shard != "none" and replicas is None:
+        raise OptionError(
+            "shard must go with replicas, among which slots are divided",
+            received=f"shard={shard!r} without replicas",
+            mend=f"Give replicas='horovod' or 'multi_worker' too, or leave shard out{or_else}",
+        )

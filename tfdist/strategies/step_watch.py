@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
+
+from tfdist.training.engine.collective import Collective
 
 _TICK_S = 0.2
 _PAUSE_S = 1.0
@@ -106,23 +110,20 @@ class StepWatch(tf.keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         self._begin(f"epoch {self._epoch + 1}, step {batch + 1}")
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._end()
-
     def on_test_begin(self, logs: dict | None = None) -> None:
         self._is_first = True
 
     def on_test_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         self._begin(f"step {batch + 1} of the evaluation")
 
-    def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._end()
-
     def on_predict_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         self._begin(f"step {batch + 1} of the prediction")
 
-    def on_predict_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._end()
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        self._deadline = None
+        self._is_first = False
+
+    on_test_batch_end = on_predict_batch_end = on_train_batch_end
 
     def _begin(self, place: str) -> None:
         self._start(place, self._first_timeout_s if self._is_first else self._timeout_s)
@@ -133,6 +134,35 @@ class StepWatch(tf.keras.callbacks.Callback):
         self._forgiven_s = 0.0
         self._deadline = time.monotonic() + limit_s + self._margin_s
 
-    def _end(self) -> None:
-        self._deadline = None
-        self._is_first = False
+
+class WatchedSteps(Collective):
+    """Processes that wait for each other in each step, as long as a ``StepWatch`` lets them."""
+
+    _watch: StepWatch | None = None
+
+    @abc.abstractmethod
+    def new_watch(self) -> StepWatch:
+        """Returns what watches a loop."""
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[list[StepWatch]]:
+        if self.num_processes == 1:
+            yield []
+            return
+        before = self._watch  # A callback may evaluate.
+        self._watch = self.new_watch()
+        paused = contextlib.nullcontext() if before is None else before.paused()
+        with paused, self._watch.running():
+            yield [self._watch]
+        self._watch = before  # After an error it tells the place.
+
+    def waiting(self, place: str, more_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
+        watch = self._watch
+        return contextlib.nullcontext() if watch is None else watch.within(place, more_s)
+
+    def told_wait(self, place: str, limit_s: float) -> str:
+        """Returns what has stalled, as ``on_stall`` is told of it, in words."""
+        return (
+            f"rank {self.process} on {socket.gethostname()} has waited for the others in {place} "
+            f"for more than {limit_s:.4g} s"
+        )

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+import tensorflow as tf
 
 from tfdist.strategies.base import ModelOrFn, called
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.topology import Topology
-from tfdist.training.engine.collective import Collective
+from tfdist.training.engine.collective import Collective, OneProcess
+from tfdist.training.layers.gradients import with_gradient
 
 
-class _Unanswered(Collective):
+class _Unanswered(OneProcess):
     """What a rank sends and receives, as operations of the sizes that these have."""
 
     steps_await_batches = True
-    process = 0
 
     def __init__(self, ranks: int):
         self.num_replicas = self.num_processes = ranks
         self._sums = 0
 
     def sum(self, tensor: Any, name: str) -> Any:
-        import tensorflow as tf
-
-        from tfdist.training.layers.gradients import with_gradient
-
         return with_gradient(self._sum(tf.stop_gradient(tensor)), of=tensor, back=self._sum)
 
     def _sum(self, tensor: Any) -> Any:
         """Returns a sum over all ranks, which no optimizer of graphs takes out."""
-        import tensorflow as tf
-
         self._sums += 1
         return tf.raw_ops.CollectiveReduce(
             input=tensor,
@@ -44,29 +39,17 @@ class _Unanswered(Collective):
             subdiv_offsets=[0],
         )
 
-    def apply(
-        self,
-        optimizer: Any,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        name: str = "gradient",
-    ) -> None:
-        import tensorflow as tf
+    def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], name: str) -> list[Any]:
+        return [None if one is None else self._reduced(one) for one in gradients]
 
-        def reduced(gradient: Any) -> Any:
-            if isinstance(gradient, tf.IndexedSlices):  # Those of all ranks, one after the other.
-                values = self._of_all(gradient.values)
-                return tf.IndexedSlices(
-                    values, self._of_all(gradient.indices), gradient.dense_shape
-                )
-            return None if gradient is None else self._sum(gradient)
-
-        summed = [reduced(gradient) for gradient in gradients]
-        optimizer.apply_gradients(zip(summed, variables, strict=True))
+    def _reduced(self, gradient: Any) -> Any:
+        if not isinstance(gradient, tf.IndexedSlices):
+            return self._sum(gradient)
+        # Those of all ranks, one after the other.
+        values, indices = map(self._of_all, (gradient.values, gradient.indices))
+        return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
     def _of_all(self, tensor: Any) -> Any:
-        import tensorflow as tf
-
         return tf.repeat(tensor, self.num_replicas, axis=0)
 
     def reduce_scatter(self, rows: Any, name: str) -> Any:
@@ -75,23 +58,8 @@ class _Unanswered(Collective):
     def all_gather(self, row: Any, name: str) -> Any:
         return self._of_all(row[None])
 
-    def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
-        return dataset_fn()
-
-    def explain(self, error: Exception) -> Exception | None:
-        return None
-
-    def watched(self) -> Any:
-        return contextlib.nullcontext([])
-
-    def merge(self, values: list[Any]) -> list[Any]:
-        return values
-
     def gather(self, value: Any) -> list[Any]:
         return [value] * self.num_processes
-
-    def broadcast(self, variables: Sequence[Any]) -> None:
-        pass
 
 
 class UnconnectedRank(DataParallel):
@@ -111,19 +79,9 @@ class UnconnectedRank(DataParallel):
         super().__init__(**shared)
         self._collective = _Unanswered(ranks)
 
-    def start(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
     @property
     def topology(self) -> Topology:
         return Topology(world_size=self._collective.num_processes)
-
-    @property
-    def approximations(self) -> tuple[str, ...]:
-        return self._step.approximations
 
     def connect(self) -> Collective:
         return self._collective

@@ -543,7 +543,7 @@ def a_killed_worker_is_started_anew(strategy, folder):
     class Kill(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 1:
-                os.kill(self.engine.worker_pid, signal.SIGKILL)
+                os.kill(self.engine._process.pid, signal.SIGKILL)
 
     data = unequal(10, 10)
     with federated() as survivor:

@@ -34,7 +34,7 @@ class Tell(keras.callbacks.Callback):
         if epoch:
             return
         partial = self._file.with_suffix(".partial")
-        partial.write_text(str(self._strategy._engine.worker_pid))
+        partial.write_text(str(self._strategy._engine._process.pid))
         partial.rename(self._file)
         if self._way == "raise":
             raise RuntimeError("a fault of the user's own")

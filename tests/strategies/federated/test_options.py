@@ -9,8 +9,8 @@ import pytest
 
 import tfdist
 from tfdist.errors import OptionError
+from tfdist.strategies.federated.feed import Sampler
 from tfdist.strategies.federated.rounds import Ledger, default_delta
-from tfdist.strategies.federated.sampling import Sampler
 
 IDS = tuple(f"client-{number}" for number in range(40))
 

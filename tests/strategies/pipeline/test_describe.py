@@ -40,6 +40,12 @@ def test_table_chart_and_picture(strategy, tmp_path):
     assert (tmp_path / "chart.png").stat().st_size > 1000
 
 
+def test_the_table_is_part_of_the_text_in_a_notebook(strategy, monkeypatch):
+    description = strategy.describe(strategy.build(model_fn))
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert "device" in str(description).partition("gpipe")[0]
+
+
 def test_it_is_known_when_the_devices_are_given_back():
     with tfdist.strategy("pipeline", stages=1, microbatches=4) as strategy:
         model = strategy.build(model_fn)

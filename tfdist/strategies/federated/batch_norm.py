@@ -84,11 +84,9 @@ def _replaced(layer: Any) -> Any:
     config = layer.get_config()
     if not isinstance(layer, tf.keras.layers.BatchNormalization):
         return type(layer).from_config(config)
-    axis = layer.axis if isinstance(layer.axis, int) else list(layer.axis)
-    if not isinstance(axis, int):
-        if len(axis) != 1:
-            raise ValueError(f"'{layer.name}' normalizes over {len(axis)} axes")
-        axis = axis[0]
+    axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
+    if len(axes) != 1:
+        raise ValueError(f"'{layer.name}' normalizes over {len(axes)} axes")
     channels = int(layer.moving_mean.shape[0])
     kept = ("name", "trainable", "dtype", "epsilon", "center", "scale")
     kinds = ("initializer", "regularizer", "constraint")
@@ -96,7 +94,7 @@ def _replaced(layer: Any) -> Any:
     options = {name: config[name] for name in (*kept, *also)}
     most = min(_MOST_GROUPS, max(1, channels // _CHANNELS_IN_GROUP))
     groups = max(number for number in range(1, most + 1) if channels % number == 0)
-    return tf.keras.layers.GroupNormalization(groups=groups, axis=axis, **options)
+    return tf.keras.layers.GroupNormalization(groups=groups, axis=axes[0], **options)
 
 
 def _pairs(model: tf.keras.Model, copy: tf.keras.Model) -> list[tuple[Any, Any]]:

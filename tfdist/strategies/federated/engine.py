@@ -107,13 +107,8 @@ class Engine:
         if process is not None:
             _end(process)
 
-    @property
-    def worker_pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
     def _make_executor(self, cardinalities: dict) -> Any:
-        clients = self._tff.CLIENTS
-        cardinalities.setdefault(clients, 0)
+        cardinalities.setdefault(self._tff.CLIENTS, 0)
         if self._process is None or self._process.poll() is not None:
             code = None if self._process is None else self._process.returncode
             self.close()

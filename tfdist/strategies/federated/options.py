@@ -64,7 +64,13 @@ class Options:
         for name in ("dropout_rate", "straggler_rate"):
             _check_number(name, getattr(self, name), low=0, high=1, open_high=True)
         _check_number("trim_fraction", self.trim_fraction, low=0, high=0.5, open_high=True)
-        self._check_sampling()
+        asked = self.clients_per_round
+        if asked is not None and self.min_clients > asked:
+            raise OptionError(
+                "min_clients must be at most clients_per_round",
+                received=f"min_clients={self.min_clients}, clients_per_round={asked}",
+                mend=f"Choose min_clients={asked} or fewer, or more clients_per_round",
+            )
         self._check_algorithm()
         self._check_privacy()
         self._check_aggregation()
@@ -87,15 +93,6 @@ class Options:
         if self.secure_aggregation:
             return "secure_aggregation"
         return None if self.quantize_bits is None else f"quantize_bits={self.quantize_bits}"
-
-    def _check_sampling(self) -> None:
-        asked = self.clients_per_round
-        if asked is not None and self.min_clients > asked:
-            raise OptionError(
-                "min_clients must be at most clients_per_round",
-                received=f"min_clients={self.min_clients}, clients_per_round={asked}",
-                mend=f"Choose min_clients={asked} or fewer, or more clients_per_round",
-            )
 
     def _check_algorithm(self) -> None:
         if self.proximal_strength is not None and self.algorithm != "fedprox":

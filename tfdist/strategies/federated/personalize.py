@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.keras.optimizer_copies import decay_alike, make_old_slots
 from tfdist.records.clients.collection import Clients
-from tfdist.records.report_text import as_text
+from tfdist.records.report_text import as_text, table_of
 from tfdist.training.layers.data_errors import explain_value_error
 
 _EVALUATION_BATCH_SIZE = 128
@@ -63,17 +63,13 @@ class Personalization:
     __repr__ = __str__
 
     def _summary(self) -> Any:
-        from rich.table import Table
-
         left_out = f", {len(self.failed)} left out" if self.failed else ""
         title = (
             f"{len(self.ids):,} clients, {self.num_tuned.sum():,} records to fine-tune on, "
             f"{self.num_held_out.sum():,} held out{left_out}"
         )
-        table = Table(title=title, title_justify="left")
-        table.add_column("mean over held-out records")
-        for name in ("global model", "fine-tuned", "clients up", "clients down"):
-            table.add_column(name, justify="right")
+        numbers = ("global model", "fine-tuned", "clients up", "clients down")
+        table = table_of(title, ["mean over held-out records"], numbers)
         for name in self.before:
             change = self.after[name] - self.before[name]
             up, down = (change > 0).sum(), (change < 0).sum()
@@ -81,12 +77,8 @@ class Personalization:
         return table
 
     def _first_clients(self) -> Any:
-        from rich.table import Table
-
-        table = Table(title="clients: global model, fine-tuned", title_justify="left")
-        table.add_column("client", overflow="fold")
-        for name in ("fine-tuned on", "held out", *self.before):
-            table.add_column(name, justify="right")
+        numbers = ("fine-tuned on", "held out", *self.before)
+        table = table_of("clients: global model, fine-tuned", ["client"], numbers)
         for row, client in enumerate(self.ids[:_CLIENTS_SHOWN]):
             values = [
                 f"{self.before[name][row]:.3f}  {self.after[name][row]:.3f}" for name in self.before
@@ -166,7 +158,10 @@ class _Trial:
 
     def __init__(self, model: tf.keras.Model, element_spec: Any, learning_rate: float | None):
         self._model = model
-        self._optimizer = _fresh(model.optimizer, learning_rate)
+        config = model.optimizer.get_config()
+        if learning_rate is not None:
+            config["learning_rate"] = learning_rate
+        self._optimizer = type(model.optimizer).from_config(config)  # It has not taken a step.
         itself = [(variable, variable) for variable in model.trainable_variables]
         decay_alike(model.optimizer, self._optimizer, itself)
         spec = tf.nest.map_structure(
@@ -228,9 +223,7 @@ class _Trial:
         self._model.reset_metrics()
         rows = _num_rows(records)
         for start in range(0, rows, _EVALUATION_BATCH_SIZE):
-            self._judge(
-                *_take(records, np.arange(start, min(start + _EVALUATION_BATCH_SIZE, rows)))
-            )
+            self._judge(*_take(records, slice(start, start + _EVALUATION_BATCH_SIZE)))
         return {metric.name: _number(metric) for metric in self._model.metrics}
 
 
@@ -243,14 +236,6 @@ def _number(metric: Any) -> float:
             mend="Give one that averages, such as F1Score(average='macro')",
         )
     return float(result)
-
-
-def _fresh(optimizer: Any, learning_rate: float | None) -> Any:
-    """Returns an optimizer like the compiled one that has not taken a step."""
-    config = optimizer.get_config()
-    if learning_rate is not None:
-        config["learning_rate"] = learning_rate
-    return type(optimizer).from_config(config)
 
 
 def _check_options(
@@ -311,7 +296,7 @@ def _num_rows(records: Any) -> int:
     return len(tf.nest.flatten(records)[0])
 
 
-def _take(records: Any, rows: np.ndarray) -> Any:
+def _take(records: Any, rows: np.ndarray | slice) -> Any:
     return tf.nest.map_structure(lambda array: array[rows], records)
 
 

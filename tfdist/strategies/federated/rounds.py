@@ -13,10 +13,9 @@ import tensorflow as tf
 from tfdist.errors import DataError, LaunchError, WriteError
 from tfdist.keras.layers import variables_in
 from tfdist.records.reading.shape_errors import explain_shape_error
-from tfdist.strategies.federated.feed import ClientFeed, num_rows
+from tfdist.strategies.federated.feed import ClientFeed, Cohort, num_rows
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.packing import RoundFile, group_of_each
-from tfdist.strategies.federated.sampling import Cohort
 from tfdist.strategies.federated.server import Server
 from tfdist.training.layers.data_errors import explain_value_error
 
@@ -153,10 +152,7 @@ class RoundRunner:
             try:
                 arrays = feed.load(client, number)
             except (DataError, tf.errors.InvalidArgumentError) as error:
-                spec = [
-                    feed.batch_spec[part] for part in ("x", "y", "w") if part in feed.batch_spec
-                ]
-                explained = explain_shape_error(error, spec)
+                explained = explain_shape_error(error, list(feed.batch_spec.values()))
                 if explained is None and not isinstance(error, DataError):
                     raise
                 self._leave_out(record, client, str(explained or error))

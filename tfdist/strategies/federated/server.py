@@ -183,14 +183,19 @@ class Server:
         """Trains on these clients; returns TFF's output, for ``accept``."""
         state = self._state._replace(global_model_weights=self._weights())
         clipping = self._aggregator.clipping(state.aggregator) if self._options.is_private else ()
+        if state.client_work:
+            rate = np.float32(self._client_rate())
+            state = state._replace(client_work={**state.client_work, "learning_rate": rate})
         with self._engine.active():
-            return self._process.next(self._with_client_rate(state), packed.datasets(clipping))
+            return self._process.next(state, packed.datasets(clipping))
 
     def accept(self, output: Any) -> None:
         """Updates the model by the output of a round."""
         self._state = output.state
         self._apply(output.state.global_model_weights.trainable)
-        self._average_statistics(output.metrics["client_work"]["train"])
+        sums = output.metrics["client_work"]["train"]
+        for variable, total in zip(self._statistics, sums["statistics"], strict=True):
+            variable.assign(total / sums["rows"])
         self.num_rounds.assign_add(1)
 
     def _apply(self, trainable: Any) -> None:
@@ -209,29 +214,17 @@ class Server:
         for variable, value in zip(variables, trainable, strict=True):
             variable.assign(value)
 
-    def _average_statistics(self, sums: Any) -> None:
-        rows = sums["rows"]
-        for variable, total in zip(self._statistics, sums["statistics"], strict=True):
-            variable.assign(total / rows)
-
     def _weights(self) -> Any:
         return tff.learning.models.ModelWeights(
             [variable.numpy() for variable in self._model.trainable_variables],
             [variable.numpy() for variable in self._non_trainable],
         )
 
-    # The clients' learning rate, which a callback may set between rounds --------------------------
-
     def _client_rate(self) -> float:
+        """Returns the clients' learning rate, which a callback may set between rounds."""
         if self._options.algorithm == "fedsgd":
             return 0.0  # The clients take no step.
         return self._options.client_learning_rate or learning_rate_of(self._model.optimizer)
-
-    def _with_client_rate(self, state: Any) -> Any:
-        if not state.client_work:
-            return state
-        rate = np.float32(self._client_rate())
-        return state._replace(client_work={**state.client_work, "learning_rate": rate})
 
     # Checkpoints --------------------------------------------------------------------------------
 

@@ -7,16 +7,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import ModelError, OptionError
-from tfdist.strategies.base import DataOptions, ModelOrFn, called, clone, make_feed
+from tfdist.strategies.base import DataOptions, ModelOrFn, Strategy, made_here, make_feed
 from tfdist.strategies.federated.options import Options
-from tfdist.strategies.one_process import OneProcessStrategy
 from tfdist.training.engine.options import check_count, picked
 
 if TYPE_CHECKING:
+    import tensorflow as tf
+
     from tfdist.training.feed.training_data import TrainingData
 
 
-class Federated(OneProcessStrategy):
+class Federated(Strategy):
     """Federated learning on TensorFlow Federated, simulated on this machine.
 
     An epoch of a fit is a round: some clients get the model, train on their own records, and the
@@ -90,7 +91,7 @@ class Federated(OneProcessStrategy):
         warmup_epochs: float = 0,
     ):
         self._options = Options(**picked(Options, locals()))
-        super().__init__(lr_scaling, warmup_epochs, num_replicas=clients_per_round or 1)
+        self._take_scaling(lr_scaling, warmup_epochs)
         if not self.scaling.is_off:
             raise OptionError(
                 "the clients of strategy 'federated' must train with the learning rate as it is",
@@ -108,6 +109,10 @@ class Federated(OneProcessStrategy):
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
+
+    @property
+    def num_replicas(self) -> int:
+        return self._options.clients_per_round or 1
 
     @property
     def approximations(self) -> tuple[str, ...]:
@@ -148,18 +153,13 @@ class Federated(OneProcessStrategy):
                 have, a schedule of the learning rate, or steps of the model's own.
         """
         self._entered(self._engine)
-        import tensorflow as tf
-
         from tfdist.strategies.federated import batch_norm
         from tfdist.strategies.federated.fit import FederatedFit, Rounds
         from tfdist.strategies.federated.model import check_model
         from tfdist.strategies.federated.server import Server
-        from tfdist.training.assemble import assemble
         from tfdist.training.engine.binding import Binding
 
-        model = (
-            clone(called(model_fn)) if isinstance(model_fn, tf.keras.Model) else called(model_fn)
-        )
+        model = made_here(model_fn)
         statistics: tuple[tf.Variable, ...] = ()
         if self._options.batch_norm == "refuse":
             batch_norm.check(model)
@@ -177,14 +177,8 @@ class Federated(OneProcessStrategy):
         check_model(model, self._options)
         server = Server(self._engine, self._options, model, statistics)
         binding = Binding(model, Rounds())
-        return assemble(
-            binding,
-            engine=FederatedFit(binding, server, self._options, self.dataset).engine(),
-            scaling=self.scaling,
-            strategy_name=self.name,
-            dataset=self.dataset,
-            by_hand="no client took part",
-        )
+        engine = FederatedFit(binding, server, self._options, self.dataset).engine()
+        return self._assembled(binding, engine=engine, by_hand="no client took part")
 
     def dataset(
         self,
@@ -217,8 +211,7 @@ class Federated(OneProcessStrategy):
             check_count("global_batch_size", global_batch_size)
         asked = self._checked(DataOptions(global_batch_size=global_batch_size or 128, **options))
         from tfdist.records.clients.collection import Clients, open_clients
-        from tfdist.strategies.federated.feed import ClientFeed
-        from tfdist.strategies.federated.sampling import Sampler
+        from tfdist.strategies.federated.feed import ClientFeed, Sampler
 
         ours = self._options
         if not asked.training:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +16,7 @@ import tensorflow as tf
 
 from tfdist.errors import LaunchError
 from tfdist.strategies.replica_sum import flat_sum
-from tfdist.strategies.step_watch import StepWatch
-from tfdist.training.engine.collective import Collective
+from tfdist.strategies.step_watch import StepWatch, WatchedSteps
 from tfdist.training.engine.elastic_collective import ProcessLost
 from tfdist.training.layers.gradients import with_gradient
 
@@ -39,7 +37,7 @@ class World:
     rank: int
 
 
-class Ring(Collective):
+class Ring(WatchedSteps):
     """The ranks of a Horovod job: one replica in each process."""
 
     steps_await_batches = True
@@ -52,7 +50,6 @@ class Ring(Collective):
         self._op = {"average": hvd.Average, "adasum": hvd.Adasum}[op]
         self._compression = getattr(hvd.Compression, compression)
         self._stall_timeout_s = stall_timeout_s
-        self._watch: StepWatch | None = None
 
     @property
     def num_replicas(self) -> int:
@@ -76,16 +73,7 @@ class Ring(Collective):
         total = all_sum(tf.stop_gradient(tensor), f"tfdist.{name}")
         return with_gradient(total, of=tensor, back=lambda g: all_sum(g, f"tfdist.{name}.gradient"))
 
-    def apply(
-        self,
-        optimizer: Any,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        name: str = "gradient",
-    ) -> None:
-        optimizer.apply_gradients(zip(self._reduce(gradients, name), variables, strict=True))
-
-    def _reduce(self, gradients: Sequence[Any], name: str) -> list[Any]:
+    def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], name: str) -> list[Any]:
         return [
             None if gradient is None else self._reduce_one(gradient, f"tfdist.{name}.{index}")
             for index, gradient in enumerate(gradients)
@@ -126,9 +114,6 @@ class Ring(Collective):
     def all_gather(self, row: Any, name: str) -> Any:
         return self._hvd.allgather(row[None], name=f"tfdist.{name}", ignore_name_scope=True)
 
-    def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
-        return dataset_fn()
-
     def explain(self, error: Exception) -> Exception | None:
         lines = [line.strip() for line in str(error).splitlines() if _OF_HOROVOD.search(line)]
         if not lines:
@@ -142,29 +127,13 @@ class Ring(Collective):
             mend="Look for the first rank that failed or stopped; its last lines name the cause",
         )
 
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[list[Any]]:
+    def new_watch(self) -> StepWatch:
         """Horovod's own stall deadline is blind to a process that hangs as a whole: MPI waits."""
-        if self.num_processes == 1:
-            yield []
-            return
-        before = self._watch  # A callback may evaluate.
-        self._watch = StepWatch(
+        return StepWatch(
             timeout_s=self._stall_timeout_s,
             first_timeout_s=2 * self._stall_timeout_s + _MARGIN_S,
             on_stall=self._give_up,
             margin_s=_MARGIN_S,
-        )
-        try:
-            paused = contextlib.nullcontext() if before is None else before.paused()
-            with paused, self._watch.running():
-                yield [self._watch]
-        finally:
-            self._watch = before
-
-    def waiting(self, place: str, more_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
-        return (
-            contextlib.nullcontext() if self._watch is None else self._watch.within(place, more_s)
         )
 
     @contextlib.contextmanager
@@ -184,9 +153,8 @@ class Ring(Collective):
 
     def _give_up(self, place: str, limit_s: float) -> None:
         text = (
-            f"tfdist: all ranks must take every step together, but found rank {self.process} on "
-            f"{socket.gethostname()} has waited for the others in {place} for more than "
-            f"{limit_s:.4g} s. Look for the first rank that failed or stopped"
+            "tfdist: all ranks must take every step together, but found "
+            f"{self.told_wait(place, limit_s)}. Look for the first rank that failed or stopped"
         )
         print(text, file=sys.stderr, flush=True)
         os._exit(1)  # Nothing else ends a wait within MPI.

@@ -14,9 +14,8 @@ from typing import Any
 from tfdist import topology
 from tfdist.compat import import_horovod
 from tfdist.errors import EngineMissingError, OptionError, first_line, unknown_choice
-from tfdist.strategies.base import ModelOrFn, called
 from tfdist.strategies.data_parallel import DataParallel
-from tfdist.strategies.rank_devices import choose_gpus, take_threads
+from tfdist.strategies.rank_devices import before_tensorflow, choose_gpus, take_threads
 from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
 from tfdist.training.engine.collective import Collective
@@ -136,28 +135,22 @@ class Horovod(DataParallel):
         self._hvd, self._world = hvd, World(hvd.size(), hvd.rank())
         self._take_devices(place, devices_each)
 
+    @before_tensorflow("horovod")
     def _take_devices(self, place: Topology, devices_each: int) -> None:
         import tensorflow as tf
 
-        try:
-            gpus = tf.config.list_physical_devices("GPU")
-            number = 0 if place.has_own_gpus else place.local_rank
-            pinned = choose_gpus(gpus, number, devices_each)
-            if pinned:
-                tf.config.set_visible_devices(pinned, "GPU")
-                for gpu in pinned:
-                    tf.config.experimental.set_memory_growth(gpu, True)
-            threads = take_threads(self._threads, place)
-            at_once = max(1, min(2, threads))
-            if devices_each > 1:  # One occupies a thread while it computes.
-                at_once = max(at_once, devices_each + 1)
-            tf.config.threading.set_inter_op_parallelism_threads(at_once)
-        except RuntimeError as error:
-            raise OptionError(
-                "strategy 'horovod' must be entered before TensorFlow is first used",
-                received=f"an error: {first_line(error)}",
-                mend="Enter the strategy at the start of the program",
-            ) from error
+        gpus = tf.config.list_physical_devices("GPU")
+        number = 0 if place.has_own_gpus else place.local_rank
+        pinned = choose_gpus(gpus, number, devices_each)
+        if pinned:
+            tf.config.set_visible_devices(pinned, "GPU")
+            for gpu in pinned:
+                tf.config.experimental.set_memory_growth(gpu, True)
+        threads = take_threads(self._threads, place)
+        at_once = max(1, min(2, threads))
+        if devices_each > 1:  # One occupies a thread while it computes.
+            at_once = max(at_once, devices_each + 1)
+        tf.config.threading.set_inter_op_parallelism_threads(at_once)
 
     def close(self) -> None:
         """Leaves Horovod running: a process can start it once, and it ends with the process."""
@@ -205,9 +198,6 @@ class Horovod(DataParallel):
             kept=Path(place.kept),
             **options,
         )
-
-    def make_model(self, model_fn: ModelOrFn) -> Any:
-        return called(model_fn, may_be_unbuilt=True)
 
 
 def _prepare_environment(

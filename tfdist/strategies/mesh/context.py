@@ -68,7 +68,8 @@ class Context:
         self.batch = mtf.Dimension(BATCH, num_rows + padded_rows)
         self._padded_rows = padded_rows
         self._read = read
-        self._weights: dict[int, Any] = {}
+        #: Those that were used: weight id -> tensor on the mesh.
+        self.weights: dict[int, Any] = {}
         self._cast_weights: dict[tuple, Any] = {}
         self._num_dimensions = 0
         self._num_random = 0
@@ -125,20 +126,17 @@ class Context:
         """
         axes = tuple(axes or [None] * len(variable.shape))
         settled = self.layout.settle(variable, axes)
-        if id(variable) not in self._weights:
-            dims = [
+
+        def dims(axes: Axes) -> list[Any]:
+            return [
                 self.dimension(size, split=axis is not None)
-                for size, axis in zip(variable.shape, settled, strict=True)
+                for size, axis in zip(variable.shape, axes, strict=True)
             ]
-            self._weights[id(variable)] = self._read(variable, dims)
+
+        if id(variable) not in self.weights:
+            self.weights[id(variable)] = self._read(variable, dims(settled))
         tensor = self._read_as(self.dtype_of(variable), variable)
-        if settled == axes:
-            return tensor
-        dims = [
-            self.dimension(size, split=axis is not None)
-            for size, axis in zip(variable.shape, axes, strict=True)
-        ]
-        return mtf.reshape(tensor, mtf.Shape(dims))
+        return tensor if settled == axes else mtf.reshape(tensor, mtf.Shape(dims(axes)))
 
     def dtype_of(self, variable: Any) -> tf.DType:
         """Returns what the layer that is being converted reads a weight in."""
@@ -147,12 +145,8 @@ class Context:
     def _read_as(self, dtype: tf.DType, variable: Any) -> Any:
         key = (id(variable), dtype)
         if key not in self._cast_weights:
-            self._cast_weights[key] = self.cast(self._weights[id(variable)], dtype)
+            self._cast_weights[key] = self.cast(self.weights[id(variable)], dtype)
         return self._cast_weights[key]
-
-    def weight_tensors(self) -> dict[int, Any]:
-        """Returns the weights that were used: id -> tensor on the mesh."""
-        return self._weights
 
     def cast(self, x: Any, dtype: tf.DType) -> Any:
         """Returns ``x`` in another precision."""
@@ -257,3 +251,12 @@ def has_batch(x: Any) -> bool:
 
 def last_is_split(x: Any) -> bool:
     return is_split(x.shape.dims[-1])
+
+
+def sizes_of_row(x: Any) -> list[int]:
+    return [dimension.size for dimension in x.shape.dims[1:]]
+
+
+def sizes_after(layer: Any, x: Any) -> list[int]:
+    """Returns the sizes of a row of what a layer makes of ``x``."""
+    return list(layer.compute_output_shape(tf.TensorShape([None, *sizes_of_row(x)])))[1:]

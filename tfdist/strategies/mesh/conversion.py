@@ -37,7 +37,7 @@ def convert(model: tf.keras.Model, context: Context, inputs: list[Any]) -> list[
     values: dict[str, list[Any]] = {}
 
     def put(symbols: Any, results: Any) -> None:
-        symbols, results = tf.nest.flatten(symbols), _flat(results)
+        symbols, results = tf.nest.flatten(symbols), tf.nest.flatten(results)
         assert len(symbols) == len(results), (symbols, results)
         for symbol, result in zip(symbols, results, strict=True):
             values[str(id(symbol))] = [result] * keras.graph.num_readers(model, symbol)
@@ -149,10 +149,6 @@ def _on_mesh(context: Context, layer: Any, value: Any) -> Any:
     return value
 
 
-def _flat(values: Any) -> list[Any]:
-    return list(tf.nest.flatten(values))
-
-
 # Composite layers -------------------------------------------------------------------------------
 
 
@@ -166,9 +162,10 @@ def _call_composite(context: Context, layer: Any, arguments: Any, options: dict[
         raise _without_graph(layer)
     if is_own or isinstance(layer, tf.keras.layers.RNN):
         raise UnsupportedLayerError(layer, "it has no conversion")
-    flat = _flat((arguments, options))
-    tensors = [value for value in flat if isinstance(value, mtf.Tensor)]
-    if not tensors or len(tensors) != len(_flat(arguments)) or _has_tensor(options):
+    tensors = tf.nest.flatten(arguments)
+    others = tf.nest.flatten(options)
+    is_known = tensors and all(isinstance(value, mtf.Tensor) for value in tensors)
+    if not is_known or any(isinstance(value, mtf.Tensor) for value in others):
         raise UnsupportedLayerError(
             layer, "its call takes something else than tensors of the model"
         )
@@ -221,10 +218,6 @@ def _refuse_added(layer: Any) -> Callable:
     return refuse
 
 
-def _has_tensor(options: dict[str, Any]) -> bool:
-    return any(isinstance(value, mtf.Tensor) for value in _flat(options))
-
-
 def _trace(
     context: Context, layer: Any, arguments: Any, options: dict[str, Any]
 ) -> tuple[tf.keras.Model, list[tf.Tensor]]:
@@ -233,7 +226,7 @@ def _trace(
     Its inputs are those of the layer, then its weights, then the constants that are returned too.
     """
     traces = layer.__dict__.setdefault(_TRACES, {})
-    flat = _flat(arguments)
+    flat = tf.nest.flatten(arguments)
     shapes = tuple(tuple(d.size for d in x.shape.dims[1:]) for x in flat)
     # Its settings may be others when the next step is traced; "_self_" are TensorFlow's own.
     settings = {
@@ -310,7 +303,7 @@ def _add_activity_loss(context: Context, layer: Any, outputs: Any) -> None:
         return
     if type(regularizer) not in SEPARABLE_REGULARIZERS:
         raise UnsupportedLayerError(layer, "its activity regularizer is none of L1, L2 and L1L2")
-    for y in _flat(outputs):
+    for y in tf.nest.flatten(outputs):
         context.losses.append(_mean_over_rows(context, regularizer, y))
 
 

@@ -151,10 +151,8 @@ def _collectives(on_mesh: MeshModel, num_rows: int) -> tuple[CollectiveRow, ...]
             keras.graph.nested_inputs(model),
         )
         program = Program(
-            model,
-            devices,
-            on_mesh.layout,
             on_mesh.state,
+            on_mesh.layout,
             x,
             training=True,
             seed=tf.zeros([2], tf.int64),

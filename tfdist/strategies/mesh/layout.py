@@ -66,11 +66,12 @@ class Layout:
         for dimension, axis in enumerate(axes):
             size = shape[dimension]
             if axis is not None and size % self.model:
+                divisors = [d for d in range(1, size + 1) if size % d == 0]
                 raise OptionError(
                     f"mesh axis 'model' must divide the dimension that it splits, {size} in "
                     f"dimension {dimension} of {path}",
                     received=f"model={self.model}",
-                    mend=f"Choose model from {divisors(size)}, or leave that dimension whole",
+                    mend=f"Choose model from {divisors[:12]}, or leave that dimension whole",
                 )
 
     def can_split(self, size: int) -> bool:
@@ -124,10 +125,6 @@ class Layout:
 def path_of(variable: Any) -> str:
     """Returns the path of a weight, such as "dense_1/kernel"."""
     return variable.name.partition(":")[0]
-
-
-def divisors(size: int) -> list[int]:
-    return [d for d in range(1, size + 1) if size % d == 0][:12]
 
 
 def _checked(pattern: str, axes: Any) -> Axes:

@@ -51,7 +51,8 @@ def for_call(context: Context, layer: Any, arguments: Any, mask: Any) -> Any | N
         return mask
     if keras.graph.has_graph(layer) or not keras.layers.takes_mask(layer):
         return None
-    return next(iter(_of(context, arguments[0])), None)
+    tensors = (x for x in tf.nest.flatten(arguments[0]) if isinstance(x, mtf.Tensor))
+    return next((context.masks[x] for x in tensors if x in context.masks), None)
 
 
 def of_outputs(context: Context, layer: Any, arguments: Any, outputs: Any, mask: Any) -> None:
@@ -80,14 +81,6 @@ def of_outputs(context: Context, layer: Any, arguments: Any, outputs: Any, mask:
         mask = _made(context, layer, structure, inputs, given, number)
         if mask is not None:
             context.masks[output] = mask
-
-
-def _of(context: Context, value: Any) -> list[Any]:
-    return [
-        context.masks[x]
-        for x in tf.nest.flatten(value)
-        if isinstance(x, mtf.Tensor) and x in context.masks
-    ]
 
 
 def _begins(layer: Any) -> bool:

@@ -1,7 +1,7 @@
 """A compiled Keras model on a mesh: what its methods do there.
 
 Outside of a fit the host's weights are the truth, inside of it the slices are. So what a user sets
-before a fit is trained on, and what is read after it is what was trained; see ``host_weights`` for
+before a fit is trained on, and what is read after it is what was trained; see ``HostWeights`` for
 what callbacks read and set.
 """
 
@@ -10,24 +10,24 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist import keras
 from tfdist.errors import ModelError
-from tfdist.strategies.mesh.host_weights import HostWeights
 from tfdist.strategies.mesh.layout import Layout
 from tfdist.strategies.mesh.operations import MeshDevices
 from tfdist.strategies.mesh.optimizer import check_optimizer
-from tfdist.strategies.mesh.rank_parts import DividedSlots, RankParts
-from tfdist.strategies.mesh.ranks import true_labels
+from tfdist.strategies.mesh.ranks import DividedSlots, RankParts, true_labels
 from tfdist.strategies.mesh.recompute import Segments
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.strategies.mesh.steps import MeshSteps, plan
-from tfdist.training.engine.binding import LOOPS, Engine, Saving
+from tfdist.training.engine.binding import LOOPS, Binding, Engine, Saving
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.options import StepOptions
+from tfdist.training.memory.emptied_variable import listen
 from tfdist.training.model.refusals import (
     refuse_eager,
     refuse_own_loss,
@@ -83,7 +83,7 @@ class MeshModel:
             model, devices, layout.settled, RankParts(ranks) if divides else None
         )
         self._ranks = ranks
-        self._sharded = self._divided_slots() if divides else None
+        self._sharded = DividedSlots(model, ranks, self.state) if divides else None
         self.segments = (
             Segments.of(model, options.recomputed_layers) if options.recomputes else None
         )
@@ -98,11 +98,10 @@ class MeshModel:
 
     # Which side is the truth --------------------------------------------------------------------
 
-    def to_devices(self) -> None:
-        """Before a step: the slices become the truth."""
-        if not self._slices_are_newer:
-            self.state.scatter_weights()
-            self._slices_are_newer = True
+    def _to_slices(self) -> None:
+        """The slices become the truth, as the host's weights are."""
+        self.state.scatter_weights()
+        self._slices_are_newer = True
 
     def to_host(self) -> None:
         """Brings the host's weights up to date."""
@@ -111,8 +110,7 @@ class MeshModel:
 
     def set_from_host(self) -> None:
         """The host's weights were written: the slices follow."""
-        self.state.scatter_weights()
-        self._slices_are_newer = True
+        self._to_slices()
         self._settle()
 
     def _settle(self) -> None:
@@ -131,11 +129,10 @@ class MeshModel:
 
     def engine(self) -> Engine:
         """Returns what is put on the Keras model."""
+        steps = {"train": self._train, "test": self._test, "predict": self._predict}
         return Engine(
             programs={
-                "make_train_function": self._make_train_function,
-                "make_test_function": self._make_test_function,
-                "make_predict_function": self._make_predict_function,
+                f"make_{name}_function": self._making(name, step) for name, step in steps.items()
             },
             around=(
                 (LOOPS, self._run),
@@ -159,24 +156,12 @@ class MeshModel:
             self.host.fall_behind()
         return self.state.all_slices()
 
-    def _divided_slots(self) -> DividedSlots:
-        state = self.state
-        return DividedSlots(
-            self.model,
-            self._ranks,
-            gather=state.gather_optimizer,
-            scatter=state.scatter_slots,
-            free=state.release_host_optimizer,
-            whole_slots=state.made_host_slots,
-            parts=state.own_parts,
-        )
-
     def _run(self, method: Callable) -> Callable:
         def run(*args: Any, **options: Any) -> Any:
             self._depth += 1
             try:
-                if self._depth == 1:
-                    self.to_devices()
+                if self._depth == 1 and not self._slices_are_newer:
+                    self._to_slices()
                 self.host.to_slices()
                 return method(*args, **options)
             finally:
@@ -243,9 +228,7 @@ class MeshModel:
         self.steps = self._new_steps()
 
     def _new_steps(self) -> MeshSteps:
-        return MeshSteps(
-            self.model, self.devices, self.layout, self.state, self._ranks, self.segments
-        )
+        return MeshSteps(self.state, self.layout, self._ranks, self.segments)
 
     # Checkpoints --------------------------------------------------------------------------------
 
@@ -293,53 +276,103 @@ class MeshModel:
     # Steps --------------------------------------------------------------------------------------
     # Batches are taken from the iterator outside of the traced step, so that their shape is known.
 
-    def _make_train_function(self, force: bool = False) -> Callable:
-        def step(batch: Any) -> Any:
-            self.host.to_slices()
-            try:
-                logs = self.steps.train(*true_labels(batch, self._ranks))
-            finally:
-                self.host.fall_behind()
-            keras.steps.count_step(self.model, "train")
-            return logs
+    def _train(self, batch: Any) -> Any:
+        self.host.to_slices()
+        try:
+            return self.steps.train(*true_labels(batch, self._ranks))
+        finally:
+            self.host.fall_behind()
 
-        self.model.train_function = self._repeated(step)
-        self.model.train_tf_function = self.model.train_function
-        return self.model.train_function
+    def _test(self, batch: Any) -> Any:
+        return self.steps.test(*true_labels(batch, self._ranks))
 
-    def _make_test_function(self, force: bool = False) -> Callable:
-        def step(batch: Any) -> Any:
-            logs = self.steps.test(*true_labels(batch, self._ranks))
-            keras.steps.count_step(self.model, "test")
-            return logs
+    def _predict(self, batch: Any) -> Any:
+        x, _, _, told = true_labels(batch, self._ranks)
+        outputs = self.steps.predict(x)
+        if told is not None:
+            outputs = tf.nest.map_structure(lambda rows: rows[: told[0]], outputs)
+        return outputs
 
-        self.model.test_function = self._repeated(step)
-        return self.model.test_function
+    def _making(self, name: str, step: Callable) -> Callable:
+        """Returns what Keras makes its function of ``name`` by: several steps in an execution."""
 
-    def _make_predict_function(self, force: bool = False) -> Callable:
-        def step(batch: Any) -> Any:
-            x, _, _, told = true_labels(batch, self._ranks)
-            outputs = self.steps.predict(x)
-            if told is not None:
-                outputs = tf.nest.map_structure(lambda rows: rows[: told[0]], outputs)
-            keras.steps.count_step(self.model, "predict")
-            return outputs
+        def make(force: bool = False) -> Callable:
+            def run(iterator: Any) -> Any:
+                made = []
+                for _ in range(keras.steps.steps_per_execution(self.model)):
+                    made.append(step(next(iterator)))
+                    keras.steps.count_step(self.model, name)
+                if name != "predict" or len(made) == 1:
+                    return made[-1]
+                return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *made)
 
-        def run(iterator: Any) -> Any:
-            parts = [
-                step(next(iterator)) for _ in range(keras.steps.steps_per_execution(self.model))
-            ]
-            if len(parts) == 1:
-                return parts[0]
-            return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts)
+            setattr(self.model, f"{name}_function", run)
+            return run
 
-        self.model.predict_function = run
-        return run
+        return make
 
-    def _repeated(self, step: Callable) -> Callable:
-        def run(iterator: Any) -> Any:
-            for _ in range(keras.steps.steps_per_execution(self.model)):
-                logs = step(next(iterator))
-            return logs
 
-        return run
+class HostWeights:
+    """The host's weights while their slices are the truth: what reads them, and what writes them.
+
+    Who reads one that steps have trained since brings its slices together; what is written goes to
+    the slices. A ``tf.function`` is heard of when it is traced, and not when it runs: the weights
+    that it uses are carried at each step.
+
+    Args:
+        are_behind: whether the slices are the truth.
+    """
+
+    def __init__(self, model: tf.keras.Model, state: SlicedState, are_behind: Callable[[], bool]):
+        self._weights = list(model.weights)
+        self._state = state
+        self._are_behind = are_behind
+        #: Of functions: those that read a weight may run at any time, and so may those that write.
+        self._traced_reads: dict[int, tf.Variable] = {}
+        self._traced_writes: dict[int, tf.Variable] = {}
+        #: While the model is written: no callback runs what is traced then.
+        self.traces_are_ours = False
+
+    def heard_by(self, binding: Binding) -> None:
+        for variable in self._weights:
+            listen(
+                binding,
+                keras.tensors.uncast(variable),
+                before_read=partial(self._bring, variable),
+                after_write=partial(self._take, variable),
+            )
+
+    def to_slices(self) -> None:
+        """Gives the slices what functions may have written."""
+        for variable in self._traced_writes.values():
+            if id(variable) not in self._state.behind:
+                self._state.scatter_weight(variable)
+
+    def fall_behind(self) -> None:
+        """After the slices have changed: functions alone find the host's weights up to date."""
+        self._state.behind.update(map(id, self._weights))
+        self.to_functions()
+
+    def to_functions(self) -> None:
+        for variable in (self._traced_reads | self._traced_writes).values():
+            self._state.gather_weight(variable)
+
+    def _is_traced(self) -> bool:
+        """Whether a function is traced that may run at any time."""
+        if self.traces_are_ours or not tf.inside_function():
+            return False
+        # A layer is called on a symbol: nothing runs.
+        return getattr(tf.compat.v1.get_default_graph(), "name", "") != "keras_graph"
+
+    def _bring(self, variable: tf.Variable) -> None:
+        if self._is_traced():
+            self._traced_reads[id(variable)] = variable
+        if self._are_behind():
+            with tf.init_scope():
+                self._state.gather_weight(variable)
+
+    def _take(self, variable: tf.Variable) -> None:
+        if self._is_traced():
+            self._traced_writes[id(variable)] = variable
+        elif not tf.inside_function() and self._are_behind():
+            self._state.scatter_weight(variable)

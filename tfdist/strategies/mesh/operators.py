@@ -7,6 +7,7 @@ where it is certain that it does not mix rows of the batch.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -88,14 +89,7 @@ def _elementwise(
     if batches and any(len(x.shape) == rank and x.shape[0] != 1 for x in others):
         raise UnsupportedLayerError(layer, "one operand has a row for each record, but is constant")
     tensors, output = aligned(context, [flat[i] for i in places])
-
-    def run(*slices: tf.Tensor) -> tf.Tensor:
-        values = list(flat)
-        for place, tensor in zip(places, slices, strict=True):
-            values[place] = tensor
-        positional, named = tf.nest.pack_sequence_as(structure, values)
-        return layer.function(*positional, **named)
-
+    run = _on_slices(layer, structure, places)
     return context.local(run, tensors, output, dtype=node.outputs.dtype, name=layer.name)
 
 
@@ -121,15 +115,22 @@ def _each_row(
     if not hasattr(symbol, "shape") or None in symbol.shape[1:] or symbol.shape[0] is not None:
         raise UnsupportedLayerError(layer, "it does not give one tensor [batch, ...]")
 
+    run = _on_slices(layer, structure, places)
+    output = context.dimensions(list(symbol.shape[1:]))
+    return context.local(run, tensors, output, dtype=symbol.dtype, name=layer.name)
+
+
+def _on_slices(layer: Any, structure: Any, places: list[int]) -> Callable[..., tf.Tensor]:
+    """Returns the operator as a function of what stands in ``places`` of its flat arguments."""
+
     def run(*slices: tf.Tensor) -> tf.Tensor:
-        values = list(flat)
+        values = tf.nest.flatten(structure)
         for place, tensor in zip(places, slices, strict=True):
             values[place] = tensor
         positional, named = tf.nest.pack_sequence_as(structure, values)
         return layer.function(*positional, **named)
 
-    output = context.dimensions(list(symbol.shape[1:]))
-    return context.local(run, tensors, output, dtype=symbol.dtype, name=layer.name)
+    return run
 
 
 def _for_each_row(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any:

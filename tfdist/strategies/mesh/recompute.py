@@ -170,19 +170,15 @@ def _needed(block: Block, found: dict[Any, Any], flowing: set[Any]) -> set[Any]:
     return needed
 
 
-def _reshaped(operation: Any, inputs: list[Any]) -> Any:
-    return mtf.ReshapeOperation(*inputs, operation.outputs[0].shape)
-
-
-def _broadcast(operation: Any, inputs: list[Any]) -> Any:
-    return mtf.BroadcastOperation(*inputs, operation.outputs[0].shape)
+def _as_shaped(operation: Any, inputs: list[Any]) -> Any:
+    return type(operation)(*inputs, operation.outputs[0].shape)
 
 
 #: Kind of an operation -> what makes it on other inputs, which lie as its own do.
 _REPEATS: dict[type, Callable[[Any, list[Any]], Any]] = {
     LocalOperation: LocalOperation.on,
-    mtf.ReshapeOperation: _reshaped,
-    mtf.BroadcastOperation: _broadcast,
+    mtf.ReshapeOperation: _as_shaped,
+    mtf.BroadcastOperation: _as_shaped,
 }
 
 

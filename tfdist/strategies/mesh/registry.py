@@ -45,6 +45,12 @@ def refuse_random_numbers(layer: Any) -> None:
     )
 
 
+def check_channels_last(layer: Any) -> None:
+    """Raises UnsupportedLayerError: the layer's images have their channels first."""
+    if getattr(layer, "data_format", None) == "channels_first":
+        raise UnsupportedLayerError(layer, "its images have their channels first, not last")
+
+
 def register_layer(*classes: type) -> Callable[[Callable], Callable]:
     """Registers the decorated function as the conversion of Keras layer ``classes``.
 

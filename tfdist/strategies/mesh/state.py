@@ -20,7 +20,7 @@ from tfdist.keras.rates import rate_variables_of
 from tfdist.strategies.mesh.layout import Axes, path_of
 from tfdist.strategies.mesh.operations import MeshDevices, mtf
 from tfdist.strategies.mesh.optimizer import exclude_slices
-from tfdist.strategies.mesh.rank_parts import RankParts
+from tfdist.strategies.mesh.ranks import RankParts
 from tfdist.training.memory.slots import build_on, set_value
 
 
@@ -140,8 +140,8 @@ class SlicedState:
     ):
         self.ranks = ranks
         self.parts: dict[int, SlicedVariable] = {}
-        self._model = model
-        self._devices = devices
+        self.model = model
+        self.devices = devices
         self._axes = axes
         self.weights: dict[int, SlicedVariable] = {}
         for variable in model.weights:
@@ -158,7 +158,7 @@ class SlicedState:
         self.attach_optimizer()
 
     def _divided(self, variable: Any) -> SlicedVariable:
-        return SlicedVariable(self._devices, variable.shape, self._axes[id(variable)], self.ranks)
+        return SlicedVariable(self.devices, variable.shape, self._axes[id(variable)], self.ranks)
 
     def of(self, variable: Any) -> SlicedVariable:
         return self.weights[id(variable)]
@@ -186,7 +186,7 @@ class SlicedState:
         Raises:
             ModelError: it was compiled before, and another one since.
         """
-        given = self._model.optimizer
+        given = self.model.optimizer
         if given is self._attached:  # Compiled anew with the same one.
             return
         if given in self._known:
@@ -198,9 +198,9 @@ class SlicedState:
         fresh = type(given).from_config(given.get_config())
         is_built = self.came_built = len(given.variables) > len(fresh.variables)
         if is_built:
-            decay_alike(given, fresh, [(v, v) for v in self._model.trainable_variables])
-            self._model.optimizer = fresh
-        self._attached = self._model.optimizer
+            decay_alike(given, fresh, [(v, v) for v in self.model.trainable_variables])
+            self.model.optimizer = fresh
+        self._attached = self.model.optimizer
         self._known.add(self._attached)
         self._build_optimizer()
         if is_built:
@@ -212,13 +212,13 @@ class SlicedState:
         self._holds_loaded = is_built and self.ranks is not None
 
     def _build_optimizer(self) -> None:
-        optimizer = inner_of(self._model.optimizer)
+        optimizer = inner_of(self.model.optimizer)
         owners = {}
         keys = {}
-        for variable in self._model.trainable_variables:
+        for variable in self.model.trainable_variables:
             if self.ranks is not None:
                 parts = self.parts[id(variable)] = self._divided(variable)
-                parts.create(self._devices, variable, self.of(variable).gather())
+                parts.create(self.devices, variable, self.of(variable).gather())
             held = self.trained(variable).held
             keys[key_of(optimizer, variable)] = held
             owners |= {id(part): id(variable) for part in held}
@@ -230,7 +230,7 @@ class SlicedState:
         for part, name, slot in slots:
             key = (owners[id(part)], name)
             if key not in self.slots:
-                variable = next(v for v in self._model.weights if id(v) == key[0])
+                variable = next(v for v in self.model.weights if id(v) == key[0])
                 self.slots[key] = self._divided(variable)
             self.slots[key].held.append(slot)
         self._host_optimizer: Any = None
@@ -238,9 +238,9 @@ class SlicedState:
     def host_optimizer(self) -> Any:
         """Returns an optimizer of the same kind, built on the whole weights of the host."""
         if self._host_optimizer is None:
-            optimizer = self._model.optimizer
+            optimizer = self.model.optimizer
             host = type(optimizer).from_config(optimizer.get_config())
-            slots = build_on(inner_of(host), self._model.trainable_variables)
+            slots = build_on(inner_of(host), self.model.trainable_variables)
             self._host_slots = {(id(v), name): slot for v, name, slot in slots}
             self._host_optimizer = host
         return self._host_optimizer
@@ -249,7 +249,7 @@ class SlicedState:
         """Returns the pairs (sliced optimizer's, host optimizer's) of variables without slices."""
         own_slots = {id(part) for sliced in self.slots.values() for part in sliced.held}
         host_slots = {id(slot) for slot in self._host_slots.values()}
-        optimizers = (self._model.optimizer, self._host_optimizer)
+        optimizers = (self.model.optimizer, self._host_optimizer)
         own, host = map(_state_of, optimizers)
         own = [v for v in own if id(v) not in own_slots]
         host = [v for v in host if id(v) not in host_slots]
@@ -261,7 +261,7 @@ class SlicedState:
     # Between host and devices -------------------------------------------------------------------
 
     def gather_weights(self) -> None:
-        for variable in self._model.weights:
+        for variable in self.model.weights:
             self.gather_weight(variable)
 
     def gather_weight(self, variable: tf.Variable) -> None:
@@ -271,7 +271,7 @@ class SlicedState:
             set_value(variable, self.of(variable).gather())
 
     def scatter_weights(self) -> None:
-        for variable in self._model.weights:
+        for variable in self.model.weights:
             self.scatter_weight(variable)
         self.behind.clear()
 
@@ -310,7 +310,7 @@ class SlicedState:
         Read from the variables themselves, not computed from the layout. One that logical CPUs
         share counts for each of them, as on devices with a memory of their own.
         """
-        held: dict[str, int] = dict.fromkeys(self._devices.devices, 0)
+        held: dict[str, int] = dict.fromkeys(self.devices.devices, 0)
         for sliced in [*self.weights.values(), *self.parts.values(), *self.slots.values()]:
             for device, part in zip(held, sliced.slices, strict=True):
                 held[device] += part.numpy().nbytes
@@ -318,7 +318,7 @@ class SlicedState:
 
     def release_host(self) -> None:
         """Frees the memory of the host's weights; the next ``gather_weights`` makes it anew."""
-        for variable in self._model.weights:
+        for variable in self.model.weights:
             set_value(variable, tf.zeros([0], variable.dtype))
             self.behind.add(id(variable))
         self.release_host_optimizer()
@@ -327,17 +327,13 @@ class SlicedState:
         """Frees the memory of the host's slots; the next ``gather_optimizer`` makes it anew."""
         if self._holds_loaded:
             return
-        for slot in self.host_slots():
+        for slot in self._host_slots.values() if self._host_optimizer is not None else ():
             set_value(slot, tf.zeros([0], slot.dtype))
-
-    def host_slots(self) -> list[tf.Variable]:
-        """Returns those of the host's optimizer, if there is one."""
-        return list(self._host_slots.values()) if self._host_optimizer is not None else []
 
     def made_host_slots(self) -> list[tf.Variable]:
         """Returns those of the host's optimizer, which is made if there is none."""
         self.host_optimizer()
-        return self.host_slots()
+        return list(self._host_slots.values())
 
     def own_parts(self) -> list[tf.Variable]:
         """Returns the slots that this rank alone has."""

@@ -12,7 +12,7 @@ from tfdist.errors import ModelError
 from tfdist.strategies.mesh.context import Context, has_batch
 from tfdist.strategies.mesh.conversion import SEPARABLE_REGULARIZERS, convert
 from tfdist.strategies.mesh.layout import Layout
-from tfdist.strategies.mesh.operations import BATCH, LossBridge, MeshDevices, mtf, without_log
+from tfdist.strategies.mesh.operations import BATCH, LossBridge, mtf, without_log
 from tfdist.strategies.mesh.optimizer import (
     clip,
     scaled,
@@ -86,10 +86,8 @@ class Program:
 
     def __init__(
         self,
-        model: tf.keras.Model,
-        devices: MeshDevices,
-        layout: Layout,
         state: SlicedState,
+        layout: Layout,
         x: Any,
         *,
         training: bool,
@@ -98,8 +96,7 @@ class Program:
         ranks: Ranks | None = None,
         segments: Segments | None = None,
     ):
-        self._model = model
-        self._devices = devices
+        model, devices = self._model, self._devices = state.model, state.devices
         self._state = state
         self._graph = mtf.Graph()
         mesh = mtf.Mesh(self._graph, "mesh")
@@ -168,7 +165,7 @@ class Program:
         return tf.nest.pack_sequence_as(keras.graph.nested_outputs(self._model), rows)
 
     def _backward(self, bridge: LossBridge, y: Any) -> dict[int, Any]:
-        weights = self.context.weight_tensors()
+        weights = self.context.weights
         trained = [v for v in self._model.trainable_variables if id(v) in weights]
         found = [x for look_ups in self.context.look_ups.values() for x in look_ups]
         of_outputs = keras.losses.have_loss(self._model, y, keras.graph.nested_outputs(self._model))
@@ -228,8 +225,8 @@ class WeightRegularizers:
         ModelError: one that is not a sum over elements, or a loss that a layer adds otherwise.
     """
 
-    def __init__(self, model: tf.keras.Model, state: SlicedState):
-        self._model = model
+    def __init__(self, state: SlicedState):
+        model = self._model = state.model
         self._state = state
         self._pairs = []
         for layer in keras.layers.layers_in(model)[1:]:
@@ -303,20 +300,17 @@ class MeshSteps:
 
     def __init__(
         self,
-        model: tf.keras.Model,
-        devices: MeshDevices,
-        layout: Layout,
         state: SlicedState,
+        layout: Layout,
         ranks: Collective,
         segments: Segments | None,
     ):
-        self._model = model
-        self._devices = devices
+        self._model = state.model
         self._layout = layout
         self._state = state
         self._ranks = ranks
         self._segments = segments
-        self._regularizers = WeightRegularizers(model, state)
+        self._regularizers = WeightRegularizers(state)
         # Drawn from the seed that tf.keras.utils.set_random_seed sets, like Keras' own.
         self._waited_for = tf.Variable(0.0, trainable=False)
         self._seed = tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int64) + ranks.process
@@ -325,32 +319,24 @@ class MeshSteps:
         self.test = tf.function(self._test, autograph=False)
         self.predict = tf.function(self._predict, autograph=False)
 
-    def _program(
-        self, x: Any, training: bool, num_rows: int | None = None, ranks: Ranks | None = None
-    ) -> Program:
-        seed = None
+    def _program(self, x: Any, y: Any = None, told: Any = None, *, training: bool) -> Program:
+        """Returns the program of a batch, which is a share of a global one where ``told`` is."""
+        seed, share = None, {}
+        if told is not None:
+            num_rows = int(tf.nest.flatten(y)[0].shape[0])
+            share = {"num_rows": num_rows, "ranks": Ranks(self._ranks, told)}
         if training:
             step = tf.cast(self._model.optimizer.iterations, tf.int64)
             seed = self._seed + step * tf.constant([7_919, 104_729], tf.int64)
         return Program(
-            self._model,
-            self._devices,
-            self._layout,
             self._state,
+            self._layout,
             x,
             training=training,
             seed=seed,
-            num_rows=num_rows,
-            ranks=ranks,
             segments=self._segments,
+            **share,
         )
-
-    def _of_share(self, x: Any, y: Any, told: Any, *, training: bool) -> Program:
-        """Returns the program of a batch that is a share of a global one, where ``told`` is."""
-        if told is None:
-            return self._program(x, training)
-        num_rows = int(tf.nest.flatten(y)[0].shape[0])
-        return self._program(x, training, num_rows, Ranks(self._ranks, told))
 
     def _evaluate(self, program: Program, x: Any, y: Any, weight: Any) -> dict[str, tf.Tensor]:
         y_preds, shared = [], []
@@ -389,7 +375,7 @@ class MeshSteps:
         return labels, loss_masks.without_masks(y_pred), weights
 
     def _train(self, x: Any, y: Any, weight: Any, told: Any = None) -> dict[str, tf.Tensor]:
-        program = self._of_share(x, y, told, training=True)
+        program = self._program(x, y, told, training=True)
         logs = self._evaluate(program, x, y, weight)
         gradients = {
             key: unscaled(self._model.optimizer, program.slices_of(gradient))
@@ -492,7 +478,7 @@ class MeshSteps:
             )
 
     def _test(self, x: Any, y: Any, weight: Any, told: Any = None) -> dict[str, tf.Tensor]:
-        return self._evaluate(self._of_share(x, y, told, training=False), x, y, weight)
+        return self._evaluate(self._program(x, y, told, training=False), x, y, weight)
 
     def _predict(self, x: Any) -> Any:
         return self._program(x, training=False).predict()

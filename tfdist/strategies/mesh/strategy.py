@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import EngineMissingError, ModelError, OptionError
-from tfdist.strategies.base import ModelOrFn, called
+from tfdist.strategies.base import ModelOrFn, made_here
 from tfdist.strategies.model_parallel import ModelParallel
 from tfdist.strategies.rank_devices import own_devices
 from tfdist.strategies.spec import check_shard
@@ -79,14 +79,8 @@ class Mesh(ModelParallel):
         self._device_names = devices
         self._layout = layout
         self._keep_host_copy = keep_host_copy
-        check_shard(shard, self.name)
-        if shard != "none" and replicas is None:
-            raise OptionError(
-                "shard must go with replicas, among which slots are divided",
-                received=f"shard={shard!r} without replicas",
-                mend="Give replicas='horovod' or 'multi_worker' too, or leave shard out: a larger "
-                "model axis divides slots as well",
-            )
+        or_else = ": a larger model axis divides slots as well"
+        check_shard(shard, replicas, self.name, or_else=or_else)
         self._options = StepOptions(recompute=recompute, shard=shard)
         self._devices: list[str] | None = None
 
@@ -136,10 +130,6 @@ class Mesh(ModelParallel):
     def close(self) -> None:
         self._devices = None
 
-    @property
-    def approximations(self) -> tuple[str, ...]:
-        return ()
-
     def build(self, model_fn: ModelOrFn) -> Any:
         """See ``Strategy.build``.
 
@@ -150,11 +140,9 @@ class Mesh(ModelParallel):
         import tensorflow as tf
 
         from tfdist.keras.graph import has_graph
-        from tfdist.strategies.base import clone
         from tfdist.strategies.mesh.layout import Layout
         from tfdist.strategies.mesh.model import MeshModel
         from tfdist.strategies.mesh.operations import MeshDevices
-        from tfdist.training.assemble import assemble
         from tfdist.training.engine.binding import Binding
         from tfdist.training.model.precision import check_follows, policy
         from tfdist.training.model.refusals import refuse_own_metrics
@@ -162,9 +150,7 @@ class Mesh(ModelParallel):
         self._entered(self._devices)
         # The whole of a large model fits on the host only.
         with tf.device("CPU:0"), policy(self.precision):
-            model = called(model_fn)
-            if model is model_fn:
-                model = clone(model)
+            model = made_here(model_fn)
         check_follows(model, self.precision)
         if not has_graph(model):
             raise ModelError(
@@ -186,12 +172,9 @@ class Mesh(ModelParallel):
         )
         binding = Binding(model, ranks)
         on_mesh.host.heard_by(binding)
-        return assemble(
+        return self._assembled(
             binding,
             engine=on_mesh.engine(),
-            scaling=self.scaling,
-            strategy_name=self.name,
-            dataset=self.dataset,
             by_hand=ModelError(
                 "a model on a mesh must be trained by its fit or train_on_batch, since its "
                 "optimizer knows the slices of the weights only",

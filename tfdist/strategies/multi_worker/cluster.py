@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import functools
 import pickle
 import re
-import socket
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,9 +18,8 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import collective_ops
 
 from tfdist.errors import LaunchError
-from tfdist.strategies.step_watch import StepWatch
+from tfdist.strategies.step_watch import StepWatch, WatchedSteps
 from tfdist.topology import Topology
-from tfdist.training.engine.collective import Collective
 
 # What TensorFlow says where a peer is gone; its error classes say the same of other causes.
 _LOST = ("Collective ops is aborted", "UNAVAILABLE", "failed to connect", "heartbeat")
@@ -33,7 +29,7 @@ _OWN_NAMES = re.compile(
 )
 
 
-class Cluster(Collective):
+class Cluster(WatchedSteps):
     """The workers of a cluster, which TensorFlow has connected.
 
     Args:
@@ -48,7 +44,6 @@ class Cluster(Collective):
         self._addresses = place.addresses
         self._start_timeout_s = start_timeout_s
         self._stall_timeout_s = stall_timeout_s
-        self._watch: StepWatch | None = None
         # What this rank has waited for when it ended its collectives itself.
         self._stall: str | None = None
 
@@ -78,33 +73,16 @@ class Cluster(Collective):
             mend="Look for the first worker that failed or stopped; its last lines name the cause",
         )
 
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[list[Any]]:
-        if self.num_processes == 1:
-            yield []
-            return
-        before = self._watch  # A callback may evaluate.
-        self._watch = StepWatch(
+    def new_watch(self) -> StepWatch:
+        return StepWatch(
             timeout_s=self._stall_timeout_s,
             first_timeout_s=self._stall_timeout_s + self._start_timeout_s,
             on_stall=self._abort,
         )
-        paused = contextlib.nullcontext() if before is None else before.paused()
-        with paused, self._watch.running():
-            yield [self._watch]
-        self._watch = before  # After an error it tells the place.
-
-    def waiting(self, place: str, more_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
-        return (
-            contextlib.nullcontext() if self._watch is None else self._watch.within(place, more_s)
-        )
 
     def _abort(self, place: str, limit_s: float) -> None:
         """Makes the step that waits raise: TensorFlow itself would wait for ever."""
-        self._stall = (
-            f"rank {self.process} on {socket.gethostname()} has waited for the others in {place} "
-            f"for more than {limit_s:.4g} s"
-        )
+        self._stall = self.told_wait(place, limit_s)
         context.context().abort_collective_ops(tf.errors.UNAVAILABLE, self._stall)
 
     def gather(self, value: Any) -> list[Any]:

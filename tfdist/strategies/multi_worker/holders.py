@@ -6,7 +6,7 @@ one. So they call TensorFlow's collectives themselves: see ``launcher``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,17 +51,7 @@ class Holders(Cluster):
         total = self._launcher.all_reduce(tf.stop_gradient(tensor))
         return with_gradient(total, of=tensor, back=self._launcher.all_reduce)
 
-    def apply(
-        self,
-        optimizer: Any,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        name: str = "gradient",
-    ) -> None:
-        means = self._means(gradients, variables)
-        optimizer.apply_gradients(zip(means, variables, strict=True))
-
-    def _means(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], name: str) -> list[Any]:
         means: list[Any] = [None] * len(gradients)
         dense = []
         for index, gradient in enumerate(gradients):
@@ -115,9 +105,6 @@ class Holders(Cluster):
         return self._launcher.all_rows(row)
 
     # Between steps ------------------------------------------------------------------------------
-
-    def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
-        return dataset_fn()
 
     def merge(self, values: list[Any]) -> list[Any]:
         return flat_sum(values, self._total_of)

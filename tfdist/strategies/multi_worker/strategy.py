@@ -6,10 +6,10 @@ import contextlib
 from typing import Any
 
 from tfdist import topology
-from tfdist.errors import OptionError, first_line, notice, unknown_choice
-from tfdist.strategies.base import ModelOrFn, called, clone
+from tfdist.errors import OptionError, notice, unknown_choice
+from tfdist.strategies.base import ModelOrFn, made_here
 from tfdist.strategies.data_parallel import DataParallel
-from tfdist.strategies.rank_devices import choose_gpus, take_threads
+from tfdist.strategies.rank_devices import before_tensorflow, choose_gpus, take_threads
 from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
 from tfdist.training.engine.collective import Collective
@@ -110,13 +110,12 @@ class MultiWorker(DataParallel):
     def start(self) -> None:
         from tfdist.strategies.multi_worker.workers import Tasks
 
-        if self._step.shards_weights:
-            self.start_ranks(1)
+        holds_parts = self._step.shards_weights
+        self.start_ranks(1 if holds_parts else 0)
+        if holds_parts:
             self.join_ranks()
         else:
             place = topology.current()
-            check_place(place)
-            self._take_devices(place)
             self._collective = Tasks(self._connected(place), place, **self._deadlines)
         self._find_speeds()
         self._collective.speeds = self._speeds
@@ -126,7 +125,7 @@ class MultiWorker(DataParallel):
 
         Args:
             devices_each: what a rank computes on side by side: so many GPUs of its host, if there
-                are any, or logical CPUs.
+                are any, or logical CPUs; 0: its part of the host's.
         """
         place = topology.current()
         check_place(place)
@@ -157,30 +156,24 @@ class MultiWorker(DataParallel):
             "stall_timeout_s": self._stall_timeout_s,
         }
 
-    def _take_devices(self, place: Topology, devices_each: int = 0) -> None:
+    @before_tensorflow("multi_worker")
+    def _take_devices(self, place: Topology, devices_each: int) -> None:
         import tensorflow as tf
 
-        try:
-            gpus = tf.config.list_physical_devices("GPU")
-            if gpus and devices_each:
-                number = 0 if place.has_own_gpus else place.local_rank
-                mine = choose_gpus(gpus, number, devices_each)
-                tf.config.set_visible_devices(mine, "GPU")
-            elif place.local_size > 1 and gpus and not place.has_own_gpus:
-                # As many for each, since TensorFlow counts the replicas of all by its own.
-                each = max(1, len(gpus) // place.local_size)
-                mine = choose_gpus(gpus, place.local_rank, each)
-                tf.config.set_visible_devices(mine, "GPU")
-            threads = take_threads(self._threads, place)
-            # Collectives occupy threads while they wait for the others, devices while they compute.
-            at_once = max(4, threads, devices_each + 2)
-            tf.config.threading.set_inter_op_parallelism_threads(at_once)
-        except RuntimeError as error:
-            raise OptionError(
-                "strategy 'multi_worker' must be entered before TensorFlow is first used",
-                received=f"an error: {first_line(error)}",
-                mend="Enter the strategy at the start of the program",
-            ) from error
+        gpus = tf.config.list_physical_devices("GPU")
+        if gpus and devices_each:
+            number = 0 if place.has_own_gpus else place.local_rank
+            mine = choose_gpus(gpus, number, devices_each)
+            tf.config.set_visible_devices(mine, "GPU")
+        elif place.local_size > 1 and gpus and not place.has_own_gpus:
+            # As many for each, since TensorFlow counts the replicas of all by its own.
+            each = max(1, len(gpus) // place.local_size)
+            mine = choose_gpus(gpus, place.local_rank, each)
+            tf.config.set_visible_devices(mine, "GPU")
+        threads = take_threads(self._threads, place)
+        # Collectives occupy threads while they wait for the others, devices while they compute.
+        at_once = max(4, threads, devices_each + 2)
+        tf.config.threading.set_inter_op_parallelism_threads(at_once)
 
     def close(self) -> None:
         """Leaves the workers connected: a process connects once, and it ends with the process."""
@@ -189,19 +182,12 @@ class MultiWorker(DataParallel):
     def topology(self) -> Topology:
         return topology.current()
 
-    @property
-    def approximations(self) -> tuple[str, ...]:
-        return self._step.approximations
-
     def connect(self) -> Collective:
         return self._entered(self._collective)
 
     def make_model(self, model_fn: ModelOrFn) -> Any:
-        import tensorflow as tf
-
         # TensorFlow's own strategy would make whole weights, and mirror them.
         is_mirrored = not self._step.shards_weights
         collective = self.connect()
         with collective.strategy.scope() if is_mirrored else contextlib.nullcontext():
-            model = called(model_fn, may_be_unbuilt=True)
-            return clone(model) if isinstance(model_fn, tf.keras.Model) else model
+            return made_here(model_fn, may_be_unbuilt=True)

@@ -14,7 +14,7 @@ from tfdist import keras
 from tfdist.errors import OptionError
 from tfdist.strategies.multi_worker.cluster import OF_PARTS, Cluster, launcher
 from tfdist.strategies.rendezvous import check_port, meet
-from tfdist.strategies.replica_sum import all_rows, replica_row, replica_sum
+from tfdist.strategies.replica_sum import TfReplicas
 from tfdist.topology import Topology
 
 # This process's connection, and what it was asked for: TensorFlow makes one, which ends with it.
@@ -51,13 +51,10 @@ def connect(
 def _connected(
     place: Topology, communication: str, bytes_per_pack: int | None, *, timeout_s: float
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
-    implementation = {
-        "auto": tf.distribute.experimental.CommunicationImplementation.AUTO,
-        "ring": tf.distribute.experimental.CommunicationImplementation.RING,
-        "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
-    }[communication]
-    options = tf.distribute.experimental.CommunicationOptions(
-        bytes_per_pack=bytes_per_pack or 0, implementation=implementation
+    experimental = tf.distribute.experimental
+    options = experimental.CommunicationOptions(
+        bytes_per_pack=bytes_per_pack or 0,
+        implementation=experimental.CommunicationImplementation[communication.upper()],
     )
     if place.world_size > 1:
         check_port(place)
@@ -96,7 +93,7 @@ def _resolver(place: Topology) -> tf.distribute.cluster_resolver.ClusterResolver
     )
 
 
-class Tasks(Cluster):
+class Tasks(Cluster, TfReplicas):
     """The workers of a cluster; each may have several replicas (GPUs).
 
     Args:
@@ -114,9 +111,8 @@ class Tasks(Cluster):
         place: Topology,
         **deadlines: float,
     ):
-        super().__init__(place, **deadlines)
-        self.strategy = strategy
-        self.num_replicas = strategy.num_replicas_in_sync
+        Cluster.__init__(self, place, **deadlines)
+        TfReplicas.__init__(self, strategy)
         # Of parts, between workers of one device; those of several, or on GPUs, send whole sums.
         is_plain = self.num_replicas == place.world_size > 1
         is_plain = is_plain and not tf.config.get_visible_devices("GPU")
@@ -141,23 +137,15 @@ class Tasks(Cluster):
 
     # Inside a step ------------------------------------------------------------------------------
 
-    def sum(self, tensor: Any, name: str) -> Any:
-        return replica_sum(tensor)
-
-    def apply(
-        self,
-        optimizer: Any,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        name: str = "gradient",
-    ) -> None:
-        keras.optimizers.apply_sum(optimizer, gradients, variables)
-
     def reduce_scatter(self, rows: Any, name: str) -> Any:
-        return replica_row(rows) if self._launcher is None else self._launcher.row_of_sum(rows)
+        if self._launcher is None:
+            return super().reduce_scatter(rows, name)
+        return self._launcher.row_of_sum(rows)
 
     def all_gather(self, row: Any, name: str) -> Any:
-        return all_rows(row) if self._launcher is None else self._launcher.all_rows(row)
+        if self._launcher is None:
+            return super().all_gather(row, name)
+        return self._launcher.all_rows(row)
 
     # Between steps ------------------------------------------------------------------------------
 
@@ -171,8 +159,10 @@ class Tasks(Cluster):
 
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         if self.steps_await_batches:
-            return _OwnBatches(dataset_fn())
-        return self.strategy.distribute_datasets_from_function(lambda _: dataset_fn())
+            # TensorFlow's own wrapper asks all workers before each batch whether there is one more,
+            # which takes milliseconds; here they have agreed on the number of steps before.
+            return keras.steps.Batches(dataset_fn())
+        return super().distribute(dataset_fn)
 
     def merge(self, values: list[Any]) -> list[Any]:
         return values  # They were read as the sum of all workers already.
@@ -194,11 +184,3 @@ class Tasks(Cluster):
         chiefs = self.gather(own if self.is_chief else None)[0]
         for variable, value in zip(variables, chiefs, strict=True):
             variable.assign(value)
-
-
-class _OwnBatches(keras.steps.Batches):
-    """This worker's batches as they are.
-
-    TensorFlow's own wrapper asks all workers before each batch whether there is one more, which
-    takes several milliseconds; here they have agreed on the number of steps before.
-    """

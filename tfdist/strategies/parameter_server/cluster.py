@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
-import logging
 import os
 import time
 
 import tensorflow as tf
 
-from tfdist.errors import LaunchError, OptionError, first_line
-from tfdist.strategies.parameter_server.connections import Lines, Task, stay_until_goodbye, tasks_of
-from tfdist.strategies.parameter_server.waiting import Watch
-from tfdist.strategies.rank_devices import take_threads
+from tfdist.errors import LaunchError, first_line
+from tfdist.strategies.parameter_server.connections import (
+    Lines,
+    Task,
+    Watch,
+    stay_until_goodbye,
+    tasks_of,
+)
+from tfdist.strategies.rank_devices import before_tensorflow, take_threads
 from tfdist.strategies.rendezvous import meet_and_stay
 from tfdist.topology import Topology
 
@@ -23,6 +27,7 @@ _AFTER_CHIEF_S = 2.0
 _LEAVE_S = 5.0
 
 
+@before_tensorflow("parameter_server")
 def take_devices(place: Topology, threads: int | None) -> tf.compat.v1.ConfigProto:
     """Gives this task its GPU and threads; returns the same for its server.
 
@@ -31,20 +36,13 @@ def take_devices(place: Topology, threads: int | None) -> tf.compat.v1.ConfigPro
     Raises:
         OptionError: TensorFlow was used already.
     """
-    try:
-        gpus = tf.config.list_physical_devices("GPU")
-        if gpus:
-            tf.config.set_visible_devices(_own_gpus(place, gpus), "GPU")
-        intra = take_threads(threads, place)
-        # Steps occupy threads while they wait for weights.
-        inter = max(4, intra, place.roles.count("worker") + 1)
-        tf.config.threading.set_inter_op_parallelism_threads(inter)
-    except RuntimeError as error:
-        raise OptionError(
-            "strategy 'parameter_server' must be entered before TensorFlow is first used",
-            received=f"an error: {first_line(error)}",
-            mend="Enter the strategy at the start of the program",
-        ) from error
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        tf.config.set_visible_devices(_own_gpus(place, gpus), "GPU")
+    intra = take_threads(threads, place)
+    # Steps occupy threads while they wait for weights.
+    inter = max(4, intra, place.roles.count("worker") + 1)
+    tf.config.threading.set_inter_op_parallelism_threads(inter)
     return tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=intra, inter_op_parallelism_threads=inter
     )
@@ -131,7 +129,7 @@ class Cluster:
         )
         atexit.register(self._leave_in_time)
         # Its errors reach the user as exceptions; those of lost workers are the engine's to mend.
-        tf.get_logger().addFilter(_is_not_the_coordinators)
+        tf.get_logger().addFilter(lambda record: record.filename != "cluster_coordinator.py")
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             _cluster_spec(place), task_type="chief", task_id=0, rpc_layer="grpc"
         )
@@ -165,7 +163,3 @@ class Cluster:
             # It acts even where another thread holds the interpreter; its traceback tells nothing.
             nowhere = open(os.devnull, "w")  # noqa: SIM115 (it must outlive this function)
             faulthandler.dump_traceback_later(_LEAVE_S, exit=True, file=nowhere)
-
-
-def _is_not_the_coordinators(record: logging.LogRecord) -> bool:
-    return record.filename != "cluster_coordinator.py"

@@ -8,7 +8,7 @@ import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -18,11 +18,11 @@ import tensorflow as tf
 from tfdist import keras
 from tfdist.errors import LaunchError
 from tfdist.keras import step_context
+from tfdist.strategies.parameter_server.connections import Watch
 from tfdist.strategies.parameter_server.refusals import refuse_model
 from tfdist.strategies.parameter_server.twin import Twin
-from tfdist.strategies.parameter_server.waiting import Watch
+from tfdist.strategies.single import Alone
 from tfdist.training.engine.binding import Binding, Engine, Saving
-from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.metrics import state_of
 from tfdist.training.layers.autograph import with_autograph
 from tfdist.training.memory.emptied_variable import listen
@@ -280,49 +280,20 @@ class AsynchronousSteps:
         self._newer = _Newer.NEITHER
 
 
-class Servers(Collective):
+class Servers(Alone):
     """The ``Collective`` of the chief, which is alone in its program: each global batch goes to one
-    worker, so nothing in a step is shared."""
+    worker, so nothing in a step is shared. The steps watch themselves, and explain their errors."""
 
-    num_replicas = 1
-    num_processes = 1
-    process = 0
+    steps_await_batches = False
 
     def __init__(self, steps: AsynchronousSteps):
         self._steps = steps
 
-    def sum(self, tensor: Any, name: str) -> Any:
-        raise AssertionError("a step of one replica has nothing to sum")
-
-    def apply(
-        self,
-        optimizer: Any,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        name: str = "gradient",
-    ) -> None:
-        raise AssertionError("workers take Keras' own steps")
-
-    def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
-        return dataset_fn()
-
     def tell_waits(self, note: Callable[[float], None]) -> None:
         self._steps.note_wait = note
 
-    def explain(self, error: Exception) -> Exception | None:
-        return None  # The steps explain theirs themselves.
-
-    def watched(self) -> contextlib.AbstractContextManager[list[Any]]:
-        return contextlib.nullcontext([])  # They watch themselves, too.
-
     def merge(self, values: list[Any]) -> list[Any]:
         return self._steps.metric_state(values)
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
-
-    def broadcast(self, variables: Sequence[Any]) -> None:
-        pass
 
 
 class Idle:

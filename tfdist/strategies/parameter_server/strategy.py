@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist import topology
 from tfdist.errors import DataError, OptionError
-from tfdist.strategies.base import DataOptions, ModelOrFn, Strategy, called, clone, save_atomically
+from tfdist.strategies.base import DataOptions, ModelOrFn, Strategy, called, made_here
 from tfdist.topology import Topology
 from tfdist.training.engine.options import check_count, check_precision, deadline
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from tfdist.strategies.parameter_server.cluster import Cluster
     from tfdist.strategies.parameter_server.steps import AsynchronousSteps
     from tfdist.training.feed.feed import Feed
-    from tfdist.training.model.scaling import Scaling
 
 
 class ParameterServer(Strategy):
@@ -58,11 +56,7 @@ class ParameterServer(Strategy):
         stall_timeout_s: float | None = None,
         threads: int | None = None,
     ):
-        from tfdist.training.model.scaling import Scaling
-
-        Scaling(lr_scaling, warmup_epochs, num_replicas=1)  # Refuses what it does not know.
-        self._lr_scaling = lr_scaling
-        self._warmup_epochs = warmup_epochs
+        self._take_scaling(lr_scaling, warmup_epochs)
         check_precision(precision)
         if precision == "mixed_float16":
             raise OptionError(
@@ -137,13 +131,7 @@ class ParameterServer(Strategy):
     @property
     def num_replicas(self) -> int:
         """Workers. They share the epoch, not a batch."""
-        return self._connected().num_workers
-
-    @property
-    def scaling(self) -> Scaling:
-        from tfdist.training.model.scaling import Scaling
-
-        return Scaling(self._lr_scaling, self._warmup_epochs, self.num_replicas)
+        return self._entered(self._cluster).num_workers
 
     @property
     def approximations(self) -> tuple[str, ...]:
@@ -156,9 +144,6 @@ class ParameterServer(Strategy):
             "the step of a worker that is lost is taken again, and may count twice",
         )
 
-    def _connected(self) -> Cluster:
-        return self._entered(self._cluster)
-
     def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
         import tensorflow as tf
 
@@ -169,17 +154,14 @@ class ParameterServer(Strategy):
         )
         from tfdist.strategies.parameter_server.steps import AsynchronousSteps, Servers
         from tfdist.strategies.parameter_server.twin import Twin
-        from tfdist.training.assemble import assemble
         from tfdist.training.engine.binding import Binding
         from tfdist.training.model.precision import check_follows, policy
         from tfdist.training.model.stateful_rnn import refuse_stateful
 
-        cluster = self._connected()
+        cluster = self._entered(self._cluster)
         is_made = isinstance(model_fn, tf.keras.Model)
         with policy(self.precision):
-            model = called(model_fn)
-            if is_made:
-                model = clone(model_fn)
+            model = made_here(model_fn)
         check_follows(model, self.precision)
         refuse_model(model)
         refuse_stateful(model, "workers that take steps of their own")
@@ -200,14 +182,8 @@ class ParameterServer(Strategy):
         self._steps.append(steps)
         binding = Binding(model, Servers(steps))
         steps.heard_by(binding)
-        return assemble(
-            binding,
-            engine=steps.engine(),
-            scaling=self.scaling,
-            strategy_name=self.name,
-            dataset=self.dataset,
-            by_hand="the chief did all the work",
-        )
+        by_hand = "the chief did all the work"
+        return self._assembled(binding, engine=steps.engine(), by_hand=by_hand)
 
     def _feed(self, source: Any, options: DataOptions) -> Feed:
         feed = super()._feed(source, options)
@@ -218,9 +194,3 @@ class ParameterServer(Strategy):
                 mend="Give the chief's host the whole data",
             )
         return feed
-
-    def from_chief(self, value: Any) -> Any:
-        return value
-
-    def save(self, model: tf.keras.Model, path: str | os.PathLike) -> None:
-        save_atomically(model, path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 from tfdist import keras
 from tfdist.keras.layers import variables_in
+from tfdist.records.report_text import as_text
 from tfdist.strategies.model_parallel import Place
 from tfdist.strategies.pipeline import gantt, schedule
 from tfdist.strategies.pipeline.measure import Cost
@@ -285,7 +285,6 @@ class Description:
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> str:
     """Returns a table as text; the columns ``right`` hold numbers."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(*titles)
@@ -293,9 +292,7 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seque
         table.columns[column].justify = "right"
     for row in rows:
         table.add_row(*row)
-    stream = io.StringIO()
-    Console(file=stream, width=120).print(table)
-    return stream.getvalue().rstrip()
+    return as_text(table)
 
 
 def _ms(cost: Cost) -> str:

@@ -17,6 +17,7 @@ from tfdist.errors import ModelError, OptionError
 from tfdist.keras.layers import variables_in
 from tfdist.keras.tensors import mask_of, with_mask
 from tfdist.strategies.pipeline.chunks import Chunk
+from tfdist.strategies.pipeline.measure import config_of
 from tfdist.strategies.pipeline.plan import Plan
 from tfdist.strategies.pipeline.refusals import random_layers
 from tfdist.training.layers.gradients import activity_losses
@@ -58,7 +59,7 @@ class Frozen:
 
     def cut(self) -> tuple[Chunk, ...]:
         """Returns ``chunks``, made anew."""
-        self.chunks = self._plan.live_chunks(self._devices)
+        self.chunks = self._plan.chunks(self._devices, self._plan.num_frozen)
         return self.chunks
 
     # What is read of them -----------------------------------------------------------------------
@@ -187,7 +188,7 @@ class Frozen:
             described.append(
                 {
                     "class": f"{type(call.layer).__module__}.{type(call.layer).__qualname__}",
-                    "config": _config(call),
+                    "config": config_of(call),
                     "infers": call.infers,
                     "inputs": [sources[id(tensor)] for tensor in call.inputs],
                     "weights": [
@@ -227,12 +228,3 @@ def _read_by(calls: tuple[Call, ...], graph: Graph) -> list[Any]:
     made = {id(tensor) for call in calls for tensor in call.outputs}
     read = [tensor for call in calls for tensor in call.inputs] + list(graph.outputs)
     return list({id(tensor): tensor for tensor in read if id(tensor) not in made}.values())
-
-
-def _config(call: Call) -> Any:
-    try:
-        config = dict(call.layer.get_config())
-    except NotImplementedError:  # A layer of the user's own; its class and weights tell it.
-        return None
-    config.pop("name", None)  # Keras counts the unnamed ones on.
-    return config

@@ -136,11 +136,16 @@ def _made_up(symbol: Any, rows: int) -> tf.Tensor:
     return tf.cast(np.random.default_rng(0).normal(size=shape), symbol.dtype)
 
 
-def _key(call: Call, given: list[tf.Tensor], sources: list[int]) -> str:
+def config_of(call: Call) -> dict[str, Any] | None:
+    """Returns that of the layer, but for its name: Keras counts the unnamed ones on."""
     try:
-        config = {k: v for k, v in call.layer.get_config().items() if k != "name"}
-    except NotImplementedError:
-        config = {"only": call.name}
+        return {name: value for name, value in call.layer.get_config().items() if name != "name"}
+    except NotImplementedError:  # A layer of the user's own; its class and weights tell it.
+        return None
+
+
+def _key(call: Call, given: list[tf.Tensor], sources: list[int]) -> str:
+    config = config_of(call) or {"only": call.name}
     shapes = [[list(tensor.shape), tensor.dtype.name] for tensor in given]
     weights = [list(weight.shape) for weight in variables_in(call.layer)]
     trained = len(call.layer.trainable_variables)

@@ -1,53 +1,26 @@
-"""What a task of the schedule does: one microbatch through one chunk, forward or backward."""
+"""What a task of the schedule does: one microbatch through one chunk, forward or backward.
+
+Chunks hand tensors to each other, and gradients back. One makes them of microbatches where the next
+reads a whole batch, or the other way round.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.keras.tensors import mask_of, with_mask
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.functions import Functions, OutputWithoutGradient
 from tfdist.strategies.pipeline.microbatches import Microbatch, Share
 from tfdist.strategies.pipeline.schedule import WHOLE
-from tfdist.strategies.pipeline.tensors import Upstream, Values
-from tfdist.training.engine.collective import Collective
-from tfdist.training.layers.gradients import Sums
-from tfdist.training.layers.randomness import StepSeeds
+from tfdist.training.layers.gradients import Sums, added
 from tfdist.training.model.logits import changed, logits_of
 from tfdist.training.model.precision import full_type
 
-Place = tuple[int, int]  # (chunk, microbatch or WHOLE)
-
-
-class Program(Protocol):
-    """What passes must know of the steps that they are part of.
-
-    Attributes:
-        model: that is trained; its optimizer may scale the loss.
-        output_keys: id of each output of the model.
-        loss_is_sum: whether the loss of a batch is that of its microbatches added up.
-        loss_is_keras_own: whether it is made of Keras' own losses alone.
-        ranks: those that each hold such a pipeline, or this process alone.
-        recompute: whether a backward pass runs the forward pass again.
-        seeds: of the layers that draw random numbers; None where none does.
-        without_function: chunks that cannot be traced once for all microbatches.
-    """
-
-    model: tf.keras.Model
-    output_keys: list[int]
-    loss_is_sum: bool
-    loss_is_keras_own: bool
-    ranks: Collective
-    recompute: bool
-    seeds: StepSeeds | None
-    without_function: set[Chunk]
-
-    def gradient_loss(self) -> Any:
-        """Returns the compiled loss, which leaves no trace in the metrics of the model."""
-
-    def packed(self, outputs: list[tf.Tensor]) -> Any:
-        """Returns outputs in the structure that the model gives them."""
+Place = tuple[int, int]  # (chunk, or key of a tensor; microbatch or WHOLE)
 
 
 class Turns:
@@ -68,23 +41,19 @@ class Turns:
                 self._last[device] = [tf.group(*map(tf.identity, results))]
 
 
-class Recorded:
+class Recorded(NamedTuple):
     """A forward pass with what its backward pass needs.
 
     ``logits``: of inputs that are outputs of the model, by key; the loss may go back to them.
     """
 
-    def __init__(
-        self,
-        tape: tf.GradientTape,
-        inputs: dict[int, Any],
-        logits: dict[int, Any],
-        targets: Targets,
-    ):
-        self.tape, self.inputs, self.logits, self.targets = tape, inputs, logits, targets
+    tape: tf.GradientTape
+    inputs: dict[int, Any]
+    logits: dict[int, Any]
+    targets: Targets
 
 
-class Targets:
+class Targets(NamedTuple):
     """What a chunk has made of a microbatch.
 
     Attributes:
@@ -95,21 +64,17 @@ class Targets:
         to_reach: of each list of tensors one must have a gradient.
     """
 
-    def __init__(
-        self,
-        outputs: dict[int, Any],
-        loss: Any | None,
-        activity: list[tuple[Any, bool]],
-        to_reach: list[list[Any]],
-    ):
-        self.outputs, self.loss, self.activity = outputs, loss, activity
-        self.to_reach = to_reach
+    outputs: dict[int, Any]
+    loss: Any | None
+    activity: list[tuple[Any, bool]]
+    to_reach: list[list[Any]]
 
 
 class Forward:
     """The forward passes of one step.
 
     Args:
+        steps: the ``PipelineSteps`` that these are of.
         chunks: as many as the schedule has.
         parts: the microbatches by number, and the WHOLE batch.
         given: key -> what the chunks are given, for the whole batch.
@@ -117,7 +82,7 @@ class Forward:
 
     def __init__(
         self,
-        steps: Program,
+        steps: Any,
         chunks: tuple[Chunk, ...],
         parts: dict[int, Microbatch],
         given: dict[int, tf.Tensor],
@@ -185,9 +150,6 @@ class Forward:
             for (*_, by_row), parts in self._activity.items()
         ]
 
-    def _is_last(self, number: int) -> bool:
-        return number == len(self.chunks) - 1
-
     def _inputs(self, chunk: Chunk, microbatch: int) -> dict[int, tf.Tensor]:
         """Brings the inputs of a chunk to its device."""
         carried = {key: self.values.inputs(key, microbatch) for key in chunk.inputs}
@@ -220,7 +182,7 @@ class Forward:
             for loss in added_losses
         ]
         loss = None
-        if self.training and self._is_last(number):
+        if self.training and chunk is self.chunks[-1]:
             loss = self._own_loss(part, {**inputs, **outputs})
         to_reach = self.functions.outputs_to_reach(chunk, made) if self.training else []
         return Targets(outputs, loss, activity, to_reach)
@@ -254,7 +216,7 @@ class Backward:
         gradients: receives those of the variables.
     """
 
-    def __init__(self, steps: Program, forward: Forward, share: Share, gradients: Sums):
+    def __init__(self, steps: Any, forward: Forward, share: Share, gradients: Sums):
         self._steps = steps
         self._forward = forward
         self._share = share
@@ -337,3 +299,88 @@ def _is_by_row(loss: tf.Tensor, rows: int | None) -> bool:
 
 def _dense(gradient: Any) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+class Values:
+    """The tensors of one step, by key.
+
+    Args:
+        parts: all microbatches, and the whole batch.
+        given: key -> tensor of the whole batch.
+    """
+
+    def __init__(self, parts: Mapping[int, Microbatch], given: Mapping[int, tf.Tensor]):
+        self._parts = parts
+        #: As they were made, on the device that made them.
+        self._made: dict[Place, tf.Tensor] = {(key, WHOLE): t for key, t in given.items()}
+
+    def put(self, key: int, number: int, tensor: tf.Tensor) -> None:
+        self._made[key, number] = tensor
+
+    def inputs(self, key: int, number: int) -> tf.Tensor:
+        """Returns a copy of the rows of one part on the present device, its mask attached."""
+        return self._rows(_plainly, key, number)
+
+    def outputs(self, key: int, number: int) -> tf.Tensor:
+        """Returns the same with the logits that a loss looks for."""
+        return self._rows(changed, key, number)
+
+    def _rows(self, how: Callable, key: int, number: int) -> tf.Tensor:
+        if (key, number) in self._made:
+            return _carried(how, tf.identity, self._made[key, number])
+        if number != WHOLE:
+            return _carried(how, self._parts[number].cut, self._made[key, WHOLE])
+        numbers = [each for each in self._parts if each != WHOLE]
+
+        def joined(*tensors: tf.Tensor) -> tf.Tensor:
+            pairs = zip(numbers, tensors, strict=True)
+            return tf.concat([self._parts[each].held_rows(t) for each, t in pairs], axis=0)
+
+        return _carried(how, joined, *(self._made[key, each] for each in numbers))
+
+
+class Upstream:
+    """The gradients of tensors, added up as those that read the tensors send them."""
+
+    def __init__(self, parts: Mapping[int, Microbatch]):
+        self._parts = parts
+        self._sums: dict[Place, tf.Tensor] = {}
+
+    def send(self, key: int, number: int, gradient: Any) -> tf.Tensor:
+        """Adds the gradient of one part; returns the new sum."""
+        dense = tf.convert_to_tensor(gradient)
+        self._sums[key, number] = added(self._sums.get((key, number)), dense)
+        return self._sums[key, number]
+
+    def take(self, key: int, number: int) -> tf.Tensor | None:
+        """Returns the gradient of what a chunk made of one part; None where there is none."""
+        own = self._sums.pop((key, number), None)
+        other = self._joined(key) if number == WHOLE else self._cut(key, number)
+        total = added(own, other)
+        return None if total is None else tf.identity(total)
+
+    def _joined(self, key: int) -> tf.Tensor | None:
+        found = [
+            part.held_rows(self._sums.pop((key, number)))
+            for number, part in self._parts.items()
+            if (key, number) in self._sums
+        ]
+        return tf.concat(found, axis=0) if found else None
+
+    def _cut(self, key: int, number: int) -> tf.Tensor | None:
+        whole, part = self._sums.get((key, WHOLE)), self._parts[number]
+        if whole is None or part.is_real is True:
+            return None if whole is None else part.cut(whole)
+        rows = part.cut(whole)
+        return tf.where(part.is_real, rows, tf.zeros_like(rows))  # Of padding there is none.
+
+
+def _plainly(change: Callable, *tensors: tf.Tensor) -> tf.Tensor:
+    return change(*tensors)
+
+
+def _carried(how: Callable, change: Callable, *tensors: tf.Tensor) -> tf.Tensor:
+    """Returns the tensors changed; masks that Keras attached are changed likewise."""
+    masks = [mask_of(tensor) for tensor in tensors]
+    copy = how(change, *tensors)
+    return copy if masks[0] is None else with_mask(copy, change(*masks))

@@ -66,43 +66,25 @@ def divide(
         size: int or int [], the rows of the batch as it is.
         is_real: bool [], False when the batch is a row of padding.
     """
-    batch = _Batch((y, sample_weight), size, is_real)
-    parts = {number: batch.part(number, count) for number in range(count)}
-    return parts | {WHOLE: batch.whole()}
 
+    def true(rows: Any) -> Any:
+        return rows if is_real is True else tf.where(is_real, rows, 0)
 
-@dataclass(frozen=True)
-class _Batch:
-    labels: tuple[Any, Any]
-    size: Any
-    is_real: Any
-
-    def part(self, number: int, count: int) -> Microbatch:
-        # Of a size that is an int all are ints, so that shapes stay static.
-        start, held = even_share(self.size, count, number)
-        return self._microbatch(start, held, or_padding(start, held))
-
-    def whole(self) -> Microbatch:
-        return self._microbatch(0, self.size, None)
-
-    def _microbatch(self, start: Any, held: Any, span: tuple[Any, Any] | None) -> Microbatch:
-        rows = self._true(held)
-        labels = self.labels
-        if span is not None or self.is_real is not True:
+    def microbatch(start: Any, held: Any, span: tuple[Any, Any] | None) -> Microbatch:
+        rows, labels = true(held), (y, sample_weight)
+        if span is not None or is_real is not True:
             labels = tf.nest.map_structure(
                 lambda tensor: None if tensor is None else tensor[start : start + rows], labels
             )
-        return Microbatch(
-            labels=labels,
-            rows=rows,
-            of=self._true(self.size),
-            held=held,
-            is_real=self.is_real if span is None else rows > 0,
-            span=span,
-        )
+        is_own = is_real if span is None else rows > 0
+        return Microbatch(labels, rows, true(size), held, is_own, span)
 
-    def _true(self, rows: Any) -> Any:
-        return rows if self.is_real is True else tf.where(self.is_real, rows, 0)
+    parts = {}
+    for number in range(count):
+        # Of a size that is an int all are ints, so that shapes stay static.
+        start, held = even_share(size, count, number)
+        parts[number] = microbatch(start, held, or_padding(start, held))
+    return parts | {WHOLE: microbatch(0, size, None)}
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Options:
         ):
             if chosen not in known:
                 raise unknown_choice(what, chosen, known)
-        check_shard(self.shard, "pipeline")
+        check_shard(self.shard, self.replicas, "pipeline")
         cuts = () if self.cut_after is None else self.cut_after
         if not isinstance(cuts, Sequence) or not all(isinstance(name, str) for name in cuts):
             raise OptionError(
@@ -67,18 +67,11 @@ class Options:
                 received=f"{len(self.cut_names)}: {', '.join(self.cut_names)}",
                 mend=f"Name {self.parts - 1}, or choose another number of stages",
             )
-
         self._check_cache()
         self._check_replicas()
 
     def _check_replicas(self) -> None:
         if self.replicas is None:
-            if self.shard != "none":
-                raise OptionError(
-                    "shard must go with replicas, among which slots are divided",
-                    received=f"shard={self.shard!r} without replicas",
-                    mend="Give replicas='horovod' or 'multi_worker' too, or leave shard out",
-                )
             return
         if self.batch_norm == "per_microbatch":
             raise OptionError(

@@ -52,19 +52,18 @@ class Plan:
     def calls(self) -> tuple[Call, ...]:
         return self.graph.calls
 
-    def chunks(self, devices: Sequence[str]) -> tuple[Chunk, ...]:
-        return self._chunks_without(0, devices)
-
-    def live_chunks(self, devices: Sequence[str]) -> tuple[Chunk, ...]:
-        """Returns what remains of the chunks when the outputs of frozen layers are known."""
-        return self._chunks_without(self.num_frozen, devices)
+    @property
+    def normalizing(self) -> list[int]:
+        """The calls whose statistics are those of the whole batch, as layers are trained now."""
+        return _normalizing(self.calls, self.options)
 
     def frozen_chunk(self, results: Sequence[Any], devices: Sequence[str]) -> Chunk:
         """Returns the frozen layers as one chunk that gives ``results``."""
         frozen = self.calls[: self.num_frozen]
         return make_chunks(frozen, results, (), devices[:1])[0]
 
-    def _chunks_without(self, leading: int, devices: Sequence[str]) -> tuple[Chunk, ...]:
+    def chunks(self, devices: Sequence[str], leading: int = 0) -> tuple[Chunk, ...]:
+        """Returns the chunks, or what remains of them without so many ``leading`` calls."""
         return make_chunks(
             self.calls[leading:],
             self.graph.outputs,
@@ -205,15 +204,13 @@ def make_plan(
     cuts = named.cuts
     if cuts is None:
         cuts = _balanced(calls, options, len(named.frozen), measured)
-    norms = []
-    if options.batch_norm == "synchronized":
-        norms = [number for number, call in enumerate(calls) if normalizes(call)]
-    numbers = {
-        "stages": options.stages,
-        "microbatches": options.microbatches,
-        "chunks_per_stage": options.chunks_per_stage,
-    }
-    made = schedule.make(options.schedule, **numbers)
+    norms = _normalizing(calls, options)
+    made = schedule.make(
+        options.schedule,
+        stages=options.stages,
+        microbatches=options.microbatches,
+        chunks_per_stage=options.chunks_per_stage,
+    )
     if norms:
         if options.schedule != "gpipe":
             layer = calls[norms[0]].layer.name
@@ -230,6 +227,11 @@ def make_plan(
             short_after=len(named.frozen) if options.recomputes else None,
         )
     return Plan(graph, cuts, len(norms), made, options, len(named.frozen), measured)
+
+
+def _normalizing(calls: Sequence[Call], options: Options) -> list[int]:
+    is_synchronized = options.batch_norm == "synchronized"
+    return [n for n, call in enumerate(calls) if is_synchronized and normalizes(call)]
 
 
 def _balanced(

@@ -26,12 +26,19 @@ from tfdist.training.layers.losses import is_keras_own, is_sum, part_of
 from tfdist.training.layers.randomness import Draws, StepSeeds, is_seeded, refuse_unseeded
 from tfdist.training.memory.sharded_update import ShardedUpdate
 from tfdist.training.memory.update_place import updates_where_weights_lie
-from tfdist.training.model.layer_calls import inputs_of, normalizes
+from tfdist.training.model.layer_calls import inputs_of
 from tfdist.training.steps import layer_state
 
 
 class PipelineSteps:
-    """``train_step``, ``test_step`` and ``predict_step`` of a model in chunks."""
+    """``train_step``, ``test_step`` and ``predict_step`` of a model in chunks.
+
+    Attributes:
+        ranks: those that each hold such a pipeline, or this process alone.
+        recompute: whether a backward pass runs the forward pass again.
+        seeds: of the layers that draw random numbers; None where none does.
+        output_keys: id of each output of the model.
+    """
 
     def __init__(self, binding: Binding, plan: Plan, devices: list[str], frozen: Frozen | None):
         self._binding = binding
@@ -44,7 +51,7 @@ class PipelineSteps:
         self.schedule = plan.schedule
         self.recompute = plan.options.recomputes
         self._whole = plan.schedule.whole
-        self._normalizing = _normalizing(plan)
+        self._normalizing = plan.normalizing
         self._trained: list[list[Any]] | None = None
         self._follow_trainable()
         self.seeds = StepSeeds(model, self.ranks.process) if is_seeded(model) else None
@@ -74,7 +81,7 @@ class PipelineSteps:
         trained = [[v.ref() for v in call.layer.trainable_variables] for call in plan.calls]
         if trained == self._trained:
             return
-        thawed = [n for n in _normalizing(plan) if n not in self._normalizing]
+        thawed = [n for n in plan.normalizing if n not in self._normalizing]
         if self._frozen is not None:
             thawed += [n for n, variables in enumerate(trained[: plan.num_frozen]) if variables]
         if thawed:
@@ -95,6 +102,7 @@ class PipelineSteps:
 
     @property
     def loss_is_sum(self) -> bool:
+        """Whether the loss of a batch is that of its microbatches added up."""
         return is_sum(self.model)  # It may have been compiled anew.
 
     @property
@@ -157,16 +165,12 @@ class PipelineSteps:
         (x, y, sample_weight), share = self._given(data)
         counted = self._counted(y, sample_weight, share)
         forward = self._forward(x, y, sample_weight, share, training=False)
-        for task in self._forward_order:
-            forward.run(task.chunk, task.microbatch)
         regularization = self._regularize(None, None)
         return self._metrics(x, y, sample_weight, counted, share, forward, regularization)
 
     def predict_step(self, data: Any) -> Any:
         (x, _, _), share = self._given(data)
         forward = self._forward(x, None, None, share, training=False)
-        for task in self._forward_order:
-            forward.run(task.chunk, task.microbatch)
         return share.true_rows(self.packed(forward.outputs()))
 
     # Their parts --------------------------------------------------------------------------------
@@ -197,6 +201,7 @@ class PipelineSteps:
     def _forward(
         self, x: Any, y: Any, sample_weight: Any, share: Share, *, training: bool
     ) -> Forward:
+        """Returns the forward passes of a step; outside of training they have been made."""
         frozen = self._frozen
         if frozen is not None and frozen.is_output(x):
             chunks, given = frozen.chunks, frozen.values(x)
@@ -208,7 +213,10 @@ class PipelineSteps:
         rows = tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
         count = self.schedule.num_microbatches
         parts = divide(rows, y, sample_weight, count, is_real=share.is_real)
-        return Forward(self, chunks, parts, given, training=training)
+        forward = Forward(self, chunks, parts, given, training=training)
+        for task in () if training else self._forward_order:
+            forward.run(task.chunk, task.microbatch)
+        return forward
 
     def _regularize(self, gradients: Sums | None, scale: tf.Tensor | None) -> list[tf.Tensor]:
         """Returns the losses of weights, each on its layer's device; adds up their gradients."""
@@ -269,9 +277,3 @@ class PipelineSteps:
             # Of no rows, a user's own mean would be NaN.
             tf.cond(share.is_real, update, lambda: tf.constant(False))
             return self._results()
-
-
-def _normalizing(plan: Plan) -> list[int]:
-    """Returns the numbers of the calls whose statistics are those of the whole batch."""
-    is_synchronized = plan.options.batch_norm == "synchronized"
-    return [n for n, call in enumerate(plan.calls) if is_synchronized and normalizes(call)]

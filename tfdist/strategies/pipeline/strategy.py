@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import OptionError
-from tfdist.strategies.base import DataOptions, ModelOrFn, called, clone
+from tfdist.strategies.base import DataOptions, ModelOrFn, made_here
 from tfdist.strategies.mirrored import choose_devices, make_logical_cpus
 from tfdist.strategies.model_parallel import ModelParallel
 from tfdist.strategies.pipeline.options import Options
@@ -123,15 +123,14 @@ class Pipeline(ModelParallel):
     def build(self, model_fn: ModelOrFn) -> Any:
         import tensorflow as tf
 
-        from tfdist.strategies.pipeline import norms
+        from tfdist.strategies.pipeline.chunks import place
         from tfdist.strategies.pipeline.frozen import Frozen
         from tfdist.strategies.pipeline.frozen_cache import FrozenCache
+        from tfdist.strategies.pipeline.functions import put_on_norms
         from tfdist.strategies.pipeline.measure import measure
-        from tfdist.strategies.pipeline.placement import place
         from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
         from tfdist.strategies.pipeline.refusals import check_compiled
         from tfdist.strategies.pipeline.steps import PipelineSteps
-        from tfdist.training.assemble import assemble
         from tfdist.training.engine.binding import Binding, Engine
         from tfdist.training.layers import randomness
         from tfdist.training.model.layer_calls import graph_of
@@ -145,9 +144,8 @@ class Pipeline(ModelParallel):
 
         def make_model() -> tf.keras.Model:
             nonlocal graph, named
-            is_model = isinstance(model_fn, tf.keras.Model)
             with policy(self.precision):
-                model = clone(called(model_fn)) if is_model else called(model_fn)
+                model = made_here(model_fn)
             check_follows(model, self.precision)
             graph = graph_of(model, needed_by="a pipeline", otherwise="use strategy 'mirrored'")
             named = named or find_named(graph, self._options)
@@ -171,7 +169,7 @@ class Pipeline(ModelParallel):
         if ranks.shares_batches:
             refuse_own_metrics(model, self.name)
         binding = Binding(model, ranks)
-        norms.put_on(binding)
+        put_on_norms(binding)
         randomness.put_on(binding)
 
         def compiled() -> None:
@@ -183,7 +181,7 @@ class Pipeline(ModelParallel):
         if self._options.frozen_cache is not None:
             cache = FrozenCache(Frozen(model, plan, self._devices), self._options.frozen_folder)
         steps = PipelineSteps(binding, plan, self._devices, cache and cache.frozen)
-        return assemble(
+        return self._assembled(
             binding,
             engine=Engine(
                 steps=steps,
@@ -193,9 +191,6 @@ class Pipeline(ModelParallel):
                 in_microbatches=self._options.microbatches > 1 or steps.recompute,
                 knows=plan,
             ),
-            scaling=self.scaling,
-            strategy_name=self.name,
-            dataset=self.dataset,
             options=StepOptions(shard=self._options.shard),
             divides=True,
             # Of ranks it is told that each would train a model of its own.

@@ -61,7 +61,6 @@ class Collective(abc.ABC):
         ``name`` is the same on all replicas, and no other sum of the step has it.
         """
 
-    @abc.abstractmethod
     def apply(
         self,
         optimizer: Any,
@@ -73,6 +72,12 @@ class Collective(abc.ABC):
 
         ``name`` is the same on all replicas, and no other call of the step has it.
         """
+        reduced = self.reduced(gradients, variables, name)
+        optimizer.apply_gradients(zip(reduced, variables, strict=True))
+
+    def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], name: str) -> list[Any]:
+        """Returns ``gradients`` as ``apply`` reduces them: those of one replica as they are."""
+        return list(gradients)
 
     def reduce_scatter(self, rows: Any, name: str) -> Any:
         """Returns this replica's row of the gradients ``rows``, reduced as ``apply`` reduces.
@@ -94,9 +99,9 @@ class Collective(abc.ABC):
 
     # Between steps, on one process --------------------------------------------------------------
 
-    @abc.abstractmethod
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         """Returns what ``Model.fit`` iterates over: this process's part of each global batch."""
+        return dataset_fn()
 
     def tell_waits(self, note: Callable[[float], None]) -> None:  # noqa: B027
         """Has ``note`` called with the seconds that each step waits for its batch, if known."""

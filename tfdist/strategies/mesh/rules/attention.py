@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -47,7 +48,7 @@ def multi_head_attention(
         masks += _of_keys(context, key)
     rate = parts.dropout if context.training else 0.0
     number = context.next_random() if rate else 0
-    counts = (len(given), len(weights), len(biases))
+    structure = (given, weights, biases, masks)
     scores = [
         query.shape.dims[0],
         context.dimension(parts.num_heads, split=by_heads),
@@ -58,11 +59,7 @@ def multi_head_attention(
     def attend(*slices: Any) -> tf.Tensor:
         slices = list(slices)
         slice_number = slices.pop() if rate else 0
-        num_given, num_weights, num_biases = counts
-        given = slices[:num_given]
-        kernels = slices[num_given : num_given + num_weights]
-        biases = slices[num_given + num_weights :][:num_biases]
-        masks = slices[sum(counts) :]
+        given, kernels, biases, masks = tf.nest.pack_sequence_as(structure, slices)
         projected = [
             tf.einsum("btn,nhd->bthd", given[place], kernel)
             for place, kernel in zip(places, kernels, strict=False)
@@ -86,7 +83,7 @@ def multi_head_attention(
     output = [*query.shape.dims[:2], context.dimension(width)]
     y = context.local(
         attend,
-        [*given, *weights, *biases, *masks],
+        tf.nest.flatten(structure),
         output,
         name=layer.name,
         partial_over=[MODEL] if by_heads else [],
@@ -152,13 +149,9 @@ def _mask(context: Context, layer: Any, query: Any, value: Any, mask: Any) -> An
 
 def _allowed(masks: list[tf.Tensor], logits: tf.Tensor, causal: bool) -> tf.Tensor | None:
     """Returns what each target may look at, bool [batch or 1, 1, targets, sources]."""
-    allowed = None
-    for mask in masks:
-        own = tf.cast(mask, tf.bool)[:, None]
-        allowed = own if allowed is None else allowed & own
+    allowed = [tf.cast(mask, tf.bool)[:, None] for mask in masks]
     if causal:
         targets, sources = logits.shape[2], logits.shape[3]
         past = tf.range(targets)[:, None] >= tf.range(sources)[None]
-        past = past[None, None]
-        allowed = past if allowed is None else allowed & past
-    return allowed
+        allowed.append(past[None, None])
+    return functools.reduce(tf.logical_and, allowed) if allowed else None

@@ -6,14 +6,17 @@ make twice as many operations to be traced.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.mesh.context import Context, last_is_split
+from tfdist.strategies.mesh.context import Context, last_is_split, sizes_of_row
 from tfdist.strategies.mesh.operations import BATCH, MODEL
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
+from tfdist.strategies.mesh.rules.dense import scale_and_offset
 
 L = tf.keras.layers
 
@@ -36,9 +39,7 @@ def batch_normalization(context: Context, layer: Any, x: Any, mask: Any = None) 
     dtype = layer.moving_mean.dtype
 
     def normalize(x: Any, mean: Any, variance: Any, *weights: Any) -> tf.Tensor:
-        weights = list(weights)
-        gamma = weights.pop(0) if layer.gamma is not None else None
-        beta = weights.pop(0) if layer.beta is not None else None
+        gamma, beta = scale_and_offset(layer, weights)
         y = tf.nn.batch_normalization(tf.cast(x, dtype), mean, variance, beta, gamma, layer.epsilon)
         return tf.cast(y, x.dtype)
 
@@ -54,9 +55,7 @@ def batch_normalization(context: Context, layer: Any, x: Any, mask: Any = None) 
     if layer.fused and rank == 4 and is_whole and dtype == tf.float32:
         return _by_kernel(context, layer, x, moving, weights)
 
-    positions = 1
-    for dimension in x.shape.dims[1:-1]:
-        positions *= dimension.size
+    positions = math.prod(sizes_of_row(x)[:-1])
     count = tf.constant(float(context.num_rows * positions), dtype)
     if context.ranks is not None:
         count = tf.cast(context.ranks.told[1] * positions, dtype)
@@ -90,14 +89,14 @@ def batch_normalization(context: Context, layer: Any, x: Any, mask: Any = None) 
         with_back=True,
     )
 
-    def normalize_by(x: Any, moments: Any, *weights: Any) -> _Differentiable:
-        weights = list(weights)
-        gamma = weights.pop(0) if layer.gamma is not None else None
-        beta = weights.pop(0) if layer.beta is not None else None
-        return _normalized(x, moments, gamma, beta, layer.epsilon)
-
     y = context.local(
-        normalize_by, [x, moments, *weights], x.shape.dims, name=layer.name, with_back=True
+        lambda x, moments, *own: _normalized(
+            x, moments, *scale_and_offset(layer, own), layer.epsilon
+        ),
+        [x, moments, *weights],
+        x.shape.dims,
+        name=layer.name,
+        with_back=True,
     )
     # Keras' fused kernel keeps the unbiased variance; its unfused code the biased one.
     unbias = count / tf.maximum(count - 1, 1) if layer.fused else tf.ones([], dtype)
@@ -146,9 +145,9 @@ def _by_kernel(
     options = {"epsilon": layer.epsilon, "data_format": "NHWC", "is_training": True}
 
     def normalize(x: Any, mean: Any, variance: Any, *weights: Any) -> Any:
-        weights = list(weights)
-        gamma = weights.pop(0) if layer.gamma is not None else tf.ones_like(mean)
-        beta = weights.pop(0) if layer.beta is not None else tf.zeros_like(mean)
+        gamma, beta = scale_and_offset(layer, weights)
+        gamma = tf.ones_like(mean) if gamma is None else gamma
+        beta = tf.zeros_like(mean) if beta is None else beta
         none = tf.zeros([0], mean.dtype)
         made = tf.raw_ops.FusedBatchNormV3(
             x=x, scale=gamma, offset=beta, mean=none, variance=none, **options
@@ -186,8 +185,7 @@ def _by_kernel(
     if not is_first:
         news = zip(_now(context, layer, moving), (mean, variance), strict=True)
         mean, variance = (
-            context.local(lambda old, new: _moved(layer, old, new), [old, new], kept[0])
-            for old, new in news
+            context.local(partial(_moved, layer), [old, new], kept[0]) for old, new in news
         )
     _keep(context, layer, mean, variance)
     return y

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.strategies.mesh.context import Context, last_is_split
 from tfdist.strategies.mesh.operations import MODEL
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
-from tfdist.strategies.mesh.rules.activations import activate, check, is_elementwise
+from tfdist.strategies.mesh.rules.reshaping import activate, check, is_elementwise
 
 L = tf.keras.layers
 
@@ -100,18 +100,13 @@ def embedding(context: Context, layer: Any, ids: Any) -> Any:
     by_vocabulary = axes[0] is not None and context.model > 1
     table = context.weight(layer.embeddings, axes)
     output = [*ids.shape.dims, context.dimension(layer.output_dim, split=axes[1] is not None)]
-    if not by_vocabulary:
-        found = context.local(
-            lambda table, ids: tf.gather(table, _as_in_keras(ids)),
-            [table, ids],
-            output,
-            name=layer.name,
-        )
-        return _looked_up(context, layer, found)
     own_rows = layer.input_dim // context.model
 
-    def look_up(table: tf.Tensor, ids: tf.Tensor, place: Any) -> tf.Tensor:
-        ids = _as_in_keras(ids)
+    def look_up(table: tf.Tensor, ids: tf.Tensor, place: Any = None) -> tf.Tensor:
+        if ids.dtype not in (tf.int32, tf.int64):  # As in Keras.
+            ids = tf.cast(ids, tf.int32)
+        if not by_vocabulary:
+            return tf.gather(table, ids)
         if place == 0:  # The others on the model axis have the same ids.
             ids = _in_vocabulary(ids, layer)
         own = ids - tf.cast(place, ids.dtype) * own_rows
@@ -124,14 +119,11 @@ def embedding(context: Context, layer: Any, ids: Any) -> Any:
         [table, ids],
         output,
         name=layer.name,
-        partial_over=[MODEL],
-        model_coordinate=True,
+        partial_over=[MODEL] if by_vocabulary else [],
+        model_coordinate=by_vocabulary,
     )
-    return _looked_up(context, layer, found)
-
-
-def _as_in_keras(ids: tf.Tensor) -> tf.Tensor:
-    return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
+    context.look_ups.setdefault(id(layer.embeddings), []).append(found)
+    return context.cast(found, context.compute_dtype)
 
 
 def _in_vocabulary(ids: tf.Tensor, layer: Any) -> tf.Tensor:
@@ -143,11 +135,6 @@ def _in_vocabulary(ids: tf.Tensor, layer: Any) -> tf.Tensor:
     are_held = tf.debugging.Assert((lowest >= 0) & (highest < layer.input_dim), [told])
     with tf.control_dependencies([are_held]):
         return tf.identity(ids)
-
-
-def _looked_up(context: Context, layer: Any, found: Any) -> Any:
-    context.look_ups.setdefault(id(layer.embeddings), []).append(found)
-    return context.cast(found, context.compute_dtype)
 
 
 @register_layer(L.Dropout)
@@ -190,12 +177,16 @@ def layer_normalization(context: Context, layer: Any, x: Any) -> Any:
     weights = [context.weight(v) for v in (layer.gamma, layer.beta) if v is not None]
 
     def normalize(x: tf.Tensor, *weights: tf.Tensor) -> tf.Tensor:
-        weights, given = list(weights), x.dtype
-        x = tf.cast(x, layer.variable_dtype)
-        mean, variance = tf.nn.moments(x, axes, keepdims=True)
-        gamma = weights.pop(0) if layer.gamma is not None else None
-        beta = weights.pop(0) if layer.beta is not None else None
-        y = tf.nn.batch_normalization(x, mean, variance, beta, gamma, layer.epsilon)
-        return tf.cast(y, given)
+        wide = tf.cast(x, layer.variable_dtype)
+        mean, variance = tf.nn.moments(wide, axes, keepdims=True)
+        gamma, beta = scale_and_offset(layer, weights)
+        y = tf.nn.batch_normalization(wide, mean, variance, beta, gamma, layer.epsilon)
+        return tf.cast(y, x.dtype)
 
     return context.local(normalize, [x, *weights], x.shape.dims, name=layer.name)
+
+
+def scale_and_offset(layer: Any, weights: Sequence[Any]) -> tuple[Any | None, Any | None]:
+    """Returns gamma and beta of the weights that a layer has of both, None where it has none."""
+    left = iter(weights)
+    return tuple(None if own is None else next(left) for own in (layer.gamma, layer.beta))

@@ -7,11 +7,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.keras.layers import causal_padding
-from tfdist.strategies.mesh.context import Context, last_is_split
+from tfdist.strategies.mesh.context import Context, last_is_split, sizes_after
 from tfdist.strategies.mesh.operations import MODEL
-from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
-from tfdist.strategies.mesh.rules.activations import activate, check
+from tfdist.strategies.mesh.registry import (
+    UnsupportedLayerError,
+    check_channels_last,
+    register_layer,
+)
 from tfdist.strategies.mesh.rules.dense import product_and_bias
+from tfdist.strategies.mesh.rules.reshaping import activate, check
 
 L = tf.keras.layers
 
@@ -19,7 +23,7 @@ L = tf.keras.layers
 @register_layer(L.Conv1D, L.Conv2D)
 def convolution(context: Context, layer: Any, x: Any) -> Any:
     """Filters are split where the input's channels are whole, input channels where not."""
-    _channels_last(layer)
+    check_channels_last(layer)
     check(layer, layer.activation)
     rank = len(layer.kernel.shape)
     axes = context.layout.asked_for(layer.kernel)
@@ -35,8 +39,7 @@ def convolution(context: Context, layer: Any, x: Any) -> Any:
             "a layout that splits its kernel otherwise than by channels, or a kernel with groups",
         )
     x = context.with_last(x, split=axes[-2] is not None)
-    sizes = layer.compute_output_shape([None, *(d.size for d in x.shape.dims[1:])])[1:]
-    output = context.dimensions(sizes, split_last=axes[-1] is not None)
+    output = context.dimensions(sizes_after(layer, x), split_last=axes[-1] is not None)
     inputs = [x, context.weight(layer.kernel, axes)]
 
     def convolve(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
@@ -50,7 +53,7 @@ def convolution(context: Context, layer: Any, x: Any) -> Any:
 @register_layer(L.DepthwiseConv2D)
 def depthwise_convolution(context: Context, layer: Any, x: Any) -> Any:
     """Each device convolves the channels it holds."""
-    _channels_last(layer)
+    check_channels_last(layer)
     split = last_is_split(x)
     axes = context.layout.asked_for(layer.depthwise_kernel)
     if axes is not None:
@@ -64,7 +67,6 @@ def depthwise_convolution(context: Context, layer: Any, x: Any) -> Any:
     weights = [context.weight(layer.depthwise_kernel, (None, None, axis, None))]
     if layer.use_bias:
         weights.append(context.weight(layer.bias, (axis,)))
-    sizes = layer.compute_output_shape([None, *(d.size for d in x.shape.dims[1:])])[1:]
 
     def convolve(x: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
         y = tf.keras.backend.depthwise_conv2d(
@@ -77,7 +79,7 @@ def depthwise_convolution(context: Context, layer: Any, x: Any) -> Any:
         )
         return tf.nn.bias_add(y, bias[0]) if bias else y
 
-    output = context.dimensions(sizes, split_last=split)
+    output = context.dimensions(sizes_after(layer, x), split_last=split)
     y = context.local(convolve, [x, *weights], output, name=layer.name)
     return activate(context, layer, layer.activation, y)
 
@@ -96,11 +98,8 @@ def depthwise_convolution(context: Context, layer: Any, x: Any) -> Any:
 )
 def each_channel(context: Context, layer: Any, x: Any) -> Any:
     """Layers without weights that treat each channel by itself: Keras' own call, on each device."""
-    _channels_last(layer)
-    sizes = layer.compute_output_shape(tf.TensorShape([None, *(d.size for d in x.shape.dims[1:])]))[
-        1:
-    ]
-    output = context.dimensions(list(sizes), split_last=last_is_split(x))
+    check_channels_last(layer)
+    output = context.dimensions(sizes_after(layer, x), split_last=last_is_split(x))
     return context.local(layer.call, [x], output, name=layer.name)
 
 
@@ -109,14 +108,9 @@ def average_over_time(context: Context, layer: Any, x: Any, mask: Any = None) ->
     """x: [batch, time, channels]; mask: [batch, time]."""
     if mask is None:
         return each_channel(context, layer, x)
-    _channels_last(layer)
+    check_channels_last(layer)
     sizes = [1, x.shape.dims[-1].size][0 if layer.keepdims else 1 :]
     output = context.dimensions(sizes, split_last=last_is_split(x))
     return context.local(
         lambda x, mask: layer.call(x, mask=mask), [x, mask], output, name=layer.name
     )
-
-
-def _channels_last(layer: Any) -> None:
-    if getattr(layer, "data_format", None) == "channels_first":
-        raise UnsupportedLayerError(layer, "its images have their channels first, not last")

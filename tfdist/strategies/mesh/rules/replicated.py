@@ -15,8 +15,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.keras.layers import layers_in, variables_in
-from tfdist.strategies.mesh.context import Context
-from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
+from tfdist.strategies.mesh.context import Context, sizes_of_row
+from tfdist.strategies.mesh.registry import (
+    UnsupportedLayerError,
+    check_channels_last,
+    register_layer,
+)
 from tfdist.training.layers.randomness import drawing_layers
 
 L = tf.keras.layers
@@ -95,8 +99,7 @@ def recurrent(
 
 
 def _check(context: Context, layer: Any) -> None:
-    if getattr(layer, "data_format", None) == "channels_first":
-        raise UnsupportedLayerError(layer, "its images have their channels first, not last")
+    check_channels_last(layer)
     inner = [part for part in layers_in(layer) if part is not layer]
     if any(part.compute_dtype != layer.compute_dtype for part in inner):
         raise UnsupportedLayerError(layer, "a layer inside of it computes in another precision")
@@ -118,7 +121,7 @@ def _run(context: Context, layer: Any, inputs: list[Any], options: Any) -> Any:
     inputs = [context.whole(x) for x in inputs]
     variables = variables_in(layer)
     weights = [context.weight(variable) for variable in variables]
-    given_shape = tf.TensorShape([None, *(d.size for d in inputs[0].shape.dims[1:])])
+    given_shape = tf.TensorShape([None, *sizes_of_row(inputs[0])])
     shapes = _shapes(layer.compute_output_shape(given_shape))
     training = {}
     if "training" in inspect.signature(layer.call).parameters:

@@ -1,16 +1,74 @@
-"""Activations, reshapes and merges: layers without weights."""
+"""Activations, reshapes and merges: layers without weights; which activations a device can apply to
+the part it holds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.keras.layers import merged
-from tfdist.strategies.mesh.context import Context
+from tfdist.strategies.mesh.context import Context, sizes_after, sizes_of_row
 from tfdist.strategies.mesh.operators import aligned
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
-from tfdist.strategies.mesh.rules.activations import activate
+
+_keras = tf.keras.activations
+
+#: Functions of each element by itself.
+ELEMENTWISE = {
+    _keras.elu,
+    _keras.exponential,
+    _keras.gelu,
+    _keras.hard_sigmoid,
+    _keras.linear,
+    _keras.mish,
+    _keras.relu,
+    _keras.selu,
+    _keras.sigmoid,
+    _keras.softplus,
+    _keras.softsign,
+    _keras.swish,
+    _keras.tanh,
+    tf.math.sigmoid,
+    tf.math.softplus,
+    tf.math.tanh,
+    tf.nn.elu,
+    tf.nn.gelu,
+    tf.nn.leaky_relu,
+    tf.nn.relu,
+    tf.nn.relu6,
+    tf.nn.selu,
+    tf.nn.silu,
+    tf.nn.softsign,
+}
+#: Functions along the last dimension, which is brought together for them.
+_ALONG_LAST = {_keras.softmax, tf.nn.softmax, tf.nn.log_softmax}
+
+
+def check(layer: Any, function: Callable | None) -> None:
+    """Raises UnsupportedLayerError for a function that is not known to be one of each row."""
+    if function is None or function in ELEMENTWISE or function in _ALONG_LAST:
+        return
+    raise UnsupportedLayerError(
+        layer,
+        f"its activation {getattr(function, '__name__', function)!r} is not one of Keras' own",
+    )
+
+
+def is_elementwise(function: Callable | None) -> bool:
+    return function is None or function in ELEMENTWISE
+
+
+def activate(context: Context, layer: Any, function: Callable | None, x: Any) -> Any:
+    """Returns ``function(x)`` on the mesh."""
+    check(layer, function)
+    if function is None or function is _keras.linear:
+        return x
+    if not is_elementwise(function):
+        x = context.whole(x)
+    return context.local(function, [x], x.shape.dims, name="activation")
+
 
 L = tf.keras.layers
 
@@ -39,14 +97,9 @@ def each_row(context: Context, layer: Any, x: Any, mask: Any = None) -> Any:
         if any(axis % len(x.shape.dims) == 0 for axis in axes):
             raise UnsupportedLayerError(layer, "it is a softmax over the batch")
     x = context.whole(x)
-    sizes = layer.compute_output_shape(tf.TensorShape([None, *(d.size for d in x.shape.dims[1:])]))[
-        1:
-    ]
-    output = context.dimensions(list(sizes))
-    if mask is not None:  # Only Softmax is given one.
-        mask = context.whole(mask)
-        return context.local(layer.call, [x, mask], output, name=layer.name)
-    return context.local(layer.call, [x], output, name=layer.name)
+    masks = [] if mask is None else [context.whole(mask)]  # Only Softmax is given one.
+    output = context.dimensions(sizes_after(layer, x))
+    return context.local(layer.call, [x, *masks], output, name=layer.name)
 
 
 @register_layer(L.Add, L.Average, L.Maximum, L.Minimum, L.Multiply, L.Subtract)
@@ -62,17 +115,11 @@ def merge(context: Context, layer: Any, inputs: Any) -> Any:
 
 @register_layer(L.Concatenate)
 def concatenate(context: Context, layer: Any, inputs: Any) -> Any:
-    rank = len(inputs[0].shape.dims)
-    axis = layer.axis % rank
+    axis = layer.axis % len(inputs[0].shape.dims)
     if axis == 0:
         raise UnsupportedLayerError(layer, "it joins along the batch")
-    return join(context, list(inputs), axis, layer.name)
-
-
-def join(context: Context, tensors: list[Any], axis: int, name: str) -> Any:
-    """Concatenates along ``axis``, which is not the batch."""
-    tensors = [context.whole(x) for x in tensors]
-    sizes = [d.size for d in tensors[0].shape.dims[1:]]
+    tensors = [context.whole(x) for x in inputs]
+    sizes = sizes_of_row(tensors[0])
     sizes[axis - 1] = sum(x.shape.dims[axis].size for x in tensors)
     output = context.dimensions(sizes)
-    return context.local(lambda *slices: tf.concat(slices, axis), tensors, output, name=name)
+    return context.local(lambda *parts: tf.concat(parts, axis), tensors, output, name=layer.name)
