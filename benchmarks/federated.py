@@ -26,7 +26,6 @@ import numpy as np
 from benchmarks import apart
 from benchmarks.programs.convnet import convnet
 from tfdist.strategies.federated.engine import import_tff
-from tfdist.strategies.federated.feed import Sampler
 
 _TARGETS_TUNED = {"10 clients": 1.0, "50 clients": 2.0}
 _TARGET_TUTORIAL, _TARGET_OTHERS = 2.5, 1.0
@@ -222,6 +221,8 @@ def _row(work: str, baseline: list[float], ours: list[float], target: float) -> 
 def _by_hand(work: Work, *, tuned: bool) -> Callable[[int], None]:
     import tensorflow as tf
     from tensorflow import keras
+
+    from tfdist.strategies.federated.feed import Sampler
 
     tff = import_tff()
     datasets = [

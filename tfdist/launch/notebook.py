@@ -42,7 +42,8 @@ def notebook_launch(
         EngineMissingError: cloudpickle, or horovod's mpirun, is missing.
         OptionError: ``workers`` is no whole number of at least 1.
     """
-    check_count("workers", workers)
+    if workers is not None:
+        check_count("workers", workers)
     try:
         import cloudpickle
     except ImportError as error:

@@ -127,6 +127,15 @@ class Ring(WatchedSteps):
             mend="Look for the first rank that failed or stopped; its last lines name the cause",
         )
 
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[list[StepWatch]]:
+        before = self._watch
+        try:
+            with super().watched() as watch:
+                yield watch
+        finally:
+            self._watch = before  # A callback may go on after the error of a loop of its own.
+
     def new_watch(self) -> StepWatch:
         """Horovod's own stall deadline is blind to a process that hangs as a whole: MPI waits."""
         return StepWatch(

@@ -300,7 +300,8 @@ class MeshModel:
             def run(iterator: Any) -> Any:
                 made = []
                 for _ in range(keras.steps.steps_per_execution(self.model)):
-                    made.append(step(next(iterator)))
+                    # Of a training the last step's alone.
+                    made = [*(made if name == "predict" else ()), step(next(iterator))]
                     keras.steps.count_step(self.model, name)
                 if name != "predict" or len(made) == 1:
                     return made[-1]

@@ -145,7 +145,9 @@ def config_of(call: Call) -> dict[str, Any] | None:
 
 
 def _key(call: Call, given: list[tf.Tensor], sources: list[int]) -> str:
-    config = config_of(call) or {"only": call.name}
+    config = config_of(call)
+    if config is None:
+        config = {"only": call.name}
     shapes = [[list(tensor.shape), tensor.dtype.name] for tensor in given]
     weights = [list(weight.shape) for weight in variables_in(call.layer)]
     trained = len(call.layer.trainable_variables)

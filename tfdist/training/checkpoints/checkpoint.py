@@ -17,7 +17,14 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import CheckpointError, OptionError, TfdistError, cannot_write, first_line
+from tfdist.errors import (
+    CheckpointError,
+    ModelError,
+    OptionError,
+    TfdistError,
+    cannot_write,
+    first_line,
+)
 from tfdist.keras.rates import fixed_rates_of, put_rates
 from tfdist.keras.trackables import beside_model, saved, unknown_variables
 from tfdist.records.buckets.urls import url_of
@@ -298,7 +305,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
                     self._shared.read(kept, path, _read)
             self._state.check()
             return self._state.start(data, path), None
-        except (CheckpointError, OptionError) as error:  # It is of another model or other terms.
+        except (CheckpointError, ModelError, OptionError) as error:  # No damage.
             return None, error
         except Exception as error:  # TensorFlow's reader raises whatever it stumbles over.
             return None, first_line(error)

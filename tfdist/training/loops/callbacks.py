@@ -160,7 +160,7 @@ def _of_the_chief(hook: str) -> Callable[..., None]:
 
     def call(self: OfTheChief, *args: Any, **options: Any) -> None:
         if self._is_on():
-            getattr(self.of_the_chief, hook)(*args, **options)
+            getattr(self.of_the_chief, hook)(*args, *options.values())  # Whatever it calls them.
 
     return call
 
