@@ -11,6 +11,7 @@ import pytest
 
 from tfdist.aws import config
 from tfdist.cli import aws, aws_cost
+from tfdist.errors import EngineMissingError
 from tfdist.records import write
 from tfdist.strategies import REGISTRY
 
@@ -425,3 +426,11 @@ def test_a_higher_threshold_refuses_it(run_cli, tmp_path):
     assert [refused[name] for name in ("event", "name", "kind")] == ["stage", "Refuse", "Fail"]
     assert refused["detail"].endswith("accuracy.value is below 0.999")
     assert (end["exit_code"], end["problems"], end["status"]) == (1, [], "Failed")
+
+
+def test_a_rehearsal_without_its_toolkit_is_refused_at_once(monkeypatch):
+    from tfdist.cli.aws_rehearse import rehearse
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EngineMissingError, match="toolkit must be installed for a rehearsal"):
+        rehearse.callback.__wrapped__(None, None, verbose=False)

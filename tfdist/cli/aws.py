@@ -200,7 +200,9 @@ def _follow(client: Any, execution: str, every_s: float = 30) -> int:
         voice.tell("stage", name=name, status=state, detail=reason)
         click.echo(f"{name}: {state} {reason}".rstrip())
     voice.result(status=status)
-    click.echo(f"execution: {status} {found.get('FailureReason', '')}".rstrip())
+    is_over = status not in ("Executing", "Stopping")
+    why = found.get("FailureReason", "") if is_over else "after a day, and is waited for no longer"
+    click.echo(f"execution: {status} {why}".rstrip())
     return 0 if status == "Succeeded" else EXIT_REFUSED
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ import click
 
 from tfdist.cli import voice
 from tfdist.cli.aws_options import warn, with_config
-from tfdist.errors import OptionError
+from tfdist.errors import EngineMissingError, OptionError
 
 if TYPE_CHECKING:
     from tfdist.aws.config import Config
@@ -51,6 +52,13 @@ def rehearse(config: Config, output: Path | None, verbose: bool) -> int:
             "--output must be a new folder",
             received=f"{output}, which exists",
             mend="Choose another",
+        )
+    if importlib.util.find_spec("sagemaker_training") is None:
+        raise EngineMissingError(
+            "SageMaker's training toolkit must be installed for a rehearsal",
+            received="no package sagemaker_training",
+            mend="Run pip install --no-deps sagemaker-training==5.1.4, then install what its "
+            "import asks for, as pip alone cannot meet its requirements",
         )
     with contextlib.ExitStack() as stack:
         if output is None:

@@ -27,7 +27,7 @@ class Part:
     @classmethod
     def of(cls, text: str) -> Part:
         """Returns what "2/8" says. Raises OptionError where it says no part."""
-        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text) if isinstance(text, str) else None
         if found is not None:
             part = cls(int(found[1]), int(found[2]))
             if 1 <= part.number <= part.parts <= _MOST:

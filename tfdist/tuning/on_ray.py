@@ -92,7 +92,7 @@ def _knock(address: str) -> None:
     """Raises OSError or ValueError: nobody listens there, which Ray would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host:  # Others, as "auto", name a cluster that Ray looks for on this machine.
-        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
 
 
 @contextlib.contextmanager

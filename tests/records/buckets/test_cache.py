@@ -185,6 +185,11 @@ def test_a_place_that_is_taken_is_left_as_it_is(bucket):
     assert Store(f"{bucket}/data").sizes() == before
 
 
+def test_what_is_only_read_is_refused_before_anything_is_written():
+    with pytest.raises(DataError, match="a folder, s3:// or gs://, but found https://host/data"):
+        write(arrays(), "https://host/data")
+
+
 @pytest.mark.parametrize("option", ["resume", "overwrite"])
 def test_what_nothing_is_kept_of_cannot_be_gone_on_with(option, folder):
     """What is written to a bucket lies in the cache until it is complete, and goes with its run."""

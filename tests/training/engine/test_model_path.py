@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tfdist.errors import ModelError
@@ -72,3 +74,10 @@ def test_what_cannot_be(within, name, told):
     with pytest.raises(ModelError, match=told) as found:
         model_path.load(name)
     assert "\n" not in str(found.value)
+
+
+def test_a_file_that_fails_is_not_taken_for_imported(within):
+    Path("bad.py").write_text("x = 1\n1 / 0\n")
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            model_path.load("bad.py:made", again=False)

@@ -161,7 +161,13 @@ def upload(folder: Path, url: str) -> None:
 
 
 def check_free(url: str) -> None:
-    """Raises DataError where something lies below a URL."""
+    """Raises DataError where something lies below a URL, or nothing can be written there."""
+    if url.startswith("http"):
+        raise DataError(
+            "shards must be written to a folder, s3:// or gs://",
+            received=url,
+            mend="Write them into a folder, and copy that",
+        )
     found = sorted(Store(url).sizes())
     if found:
         raise DataError(

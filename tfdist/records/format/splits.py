@@ -86,6 +86,8 @@ def check_split_name(name: object, mend: str) -> None:
 
 
 def _pairs(text: str, example: str) -> list[tuple[str, str]]:
+    if not isinstance(text, str):
+        raise OptionError("a split must be NAME=SHARE", received=repr(text), mend=example)
     pairs = []
     for part in text.split(","):
         name, equals, share = part.partition("=")

@@ -24,6 +24,11 @@ def on_this_machine(
     given = {**beside, "source": source}
     from_urls = {name: url for name, place in given.items() if (url := url_of(place))}
     to_url = url_of(out)
+    for name, place in beside.items():
+        if not isinstance(place, str | os.PathLike | None):
+            raise OptionError(
+                f"{name} must be a path", received=repr(place), mend="Give that of a file or folder"
+            )
     if "source" not in from_urls and isinstance(source, str | os.PathLike):
         possible(source)
     if to_url is None:

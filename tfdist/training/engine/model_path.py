@@ -243,5 +243,9 @@ def _run(path: Path) -> ModuleType:
     assert spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]  # Half of it is none that was imported.
+        raise
     return module
