@@ -43,7 +43,7 @@ from tfdist.runs.fitting import Fitting, say, writing
 from tfdist.runs.results_text import told
 from tfdist.runs.settings import Settings
 from tfdist.runs.trackers import tracked
-from tfdist.strategies import REGISTRY, check_options, names_of
+from tfdist.strategies import REGISTRY, names_of
 
 if TYPE_CHECKING:
     from tfdist.runs.epoch_rows import EpochRows
@@ -134,7 +134,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """
     options = parser().parse(arguments)
     _settings(options).to_config(dict.fromkeys(("train", "validation"), ""))
-    check_options(options.strategy, _strategy_options(options))
     if options.class_weight is not None:
         class_weights.without_file(options.class_weight)
     if options.keras == 3:
@@ -236,10 +235,15 @@ def strategy_of(options: argparse.Namespace) -> Strategy:
     """
     import tfdist
 
-    return tfdist.strategy(options.strategy, **_strategy_options(options))
+    return tfdist.strategy(options.strategy, **strategy_options(options))
 
 
-def _strategy_options(options: argparse.Namespace) -> dict[str, Any]:
+def strategy_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the options of the strategy that hyperparameters name.
+
+    Raises:
+        OptionError: they are no JSON object.
+    """
     if not isinstance(options.strategy_options, dict):
         raise OptionError(
             "strategy-options must be a JSON object",

@@ -20,7 +20,7 @@ from tfdist.errors import OptionError
 from tfdist.records.format.manifest import load_manifest
 from tfdist.runs import class_weights
 from tfdist.runs.settings import Settings
-from tfdist.strategies import names_of, spec_of
+from tfdist.strategies import check_options, names_of, spec_of
 from tfdist.traces import places, wish
 from tfdist.training.engine import model_path
 
@@ -192,7 +192,8 @@ def check_hyperparameters(values: dict[str, Any]) -> None:
         if key.replace("-", "_") not in places
         for text in (f"--{key}", str(value))
     ]
-    job.parse(arguments)
+    options = job.parse(arguments)
+    check_options(options.strategy, job.strategy_options(options))
 
 
 def request(
@@ -262,7 +263,8 @@ def request(
     if training.keeps_checkpoints:
         made["CheckpointConfig"] = {"S3Uri": checkpoints, "LocalPath": CHECKPOINT_DIR}
     if logs := [getattr(training, name) for name in _LOGS if getattr(training, name)]:
-        folders = list(dict.fromkeys(named for one in logs if (named := wish.parsed(one).folder)))
+        named = [folder for one in logs if (folder := wish.parsed(one).folder)]
+        folders = list(dict.fromkeys(folder.rstrip("/") for folder in named))
         if len(folders) > 1:
             raise OptionError(
                 "training.tensorboard and training.profile must name one folder, for a job has one "

@@ -109,7 +109,7 @@ def read_speed(
                 "a speed must be given once for each number of instances",
                 received=f"{found[instances]:g} and {samples_per_s:g} samples a second on "
                 f"{instances}",
-                mend="Leave one of them out, or write 2:2300 of two instances",
+                mend="Leave one of them out, --measured too, or write 2:2300 of two instances",
             )
         found[instances] = samples_per_s
     return Speed(found, DEFAULT_EFFICIENCY if efficiency is None else efficiency) if found else None

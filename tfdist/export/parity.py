@@ -21,6 +21,8 @@ from tfdist.training.layers.data_errors import check_text_labels, explain_value_
 
 _BATCH_ROWS = 64
 _ACCURACY = re.compile(r"(.*[^a-z])?(acc|accuracy)[^a-z]*", re.IGNORECASE)
+# What TensorFlow raises for labels that it does not take.
+_OF_LABELS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ def metrics(model: PlainModel, rows: Rows, outputs: dict[str, np.ndarray]) -> di
         return {}
     try:
         values = _compiled_metrics(model, rows, outputs)
-    except (ValueError, TypeError, tf.errors.OpError) as error:
+    except (ValueError, TypeError, *_OF_LABELS) as error:
+        check_text_labels(model.keras, rows.y)
         raise explain_value_error(error, model.keras) or DataError(
             "labels must be such as the model's loss and metrics take",
             received=f"an error: {first_line(error)}",
@@ -154,7 +157,6 @@ def _compiled_metrics(
     judge = model.keras
     if compiled_loss(judge) is None:
         return {}
-    check_text_labels(judge, rows.y)
     judge.reset_metrics()
     for start in range(0, len(rows), _BATCH_ROWS):
         part = slice(start, start + _BATCH_ROWS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,9 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         WriteError: it cannot be written, as on a full disk; what was there is untouched.
     """
-    # The suffix stays last: some writers choose their format by it.
-    temporary = path.with_name(f".{path.name}-{os.getpid()}{path.suffix}")
+    # The suffix stays last: some writers choose their format by it. The number is this call's:
+    # threads share that of their process, and so may hosts of one folder.
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().int}{path.suffix}")
     try:
         yield temporary
         os.replace(temporary, path)

@@ -33,8 +33,6 @@ class Alive(tf.keras.callbacks.Callback):
         between_s: seconds between two events, at least.
     """
 
-    _supports_tf_logs = True  # Keras need not bring them to the host.
-
     def __init__(self, event: Callable[[int], dict[str, Any]], between_s: float = 1.0):
         super().__init__()
         self._event, self._between_s = event, between_s

@@ -61,7 +61,7 @@ class MetricsFile:
                 received=f"no folder {self._path.parent}",
                 mend="Make it first",
             )
-        if self._path.exists() and not (self._path.is_file() or self._path.is_dir()):
+        if os.path.exists(self._path) and not (self._path.is_file() or self._path.is_dir()):
             raise OptionError(  # Another file takes its place, as of /dev/null for all programs.
                 "--metrics-file must be a regular file",
                 received=f"{self._path}, a pipe or a device",

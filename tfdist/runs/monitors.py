@@ -73,7 +73,7 @@ def watched(option: str, given: str | Mapping[str, Any]) -> dict[str, Any]:
         pairs = {"monitor": monitor.strip()}
         for text in rest:
             key, _, value = (part.strip() for part in text.partition("="))
-            if key in pairs:
+            if key in pairs and key in ("monitor", *kinds):
                 raise OptionError(
                     f"{key} of {option} must be given once",
                     received=repr(given),

@@ -136,7 +136,7 @@ def test_what_cannot_be_written_is_refused(run_folder, tmp_path, monkeypatch):
     for place in (tmp_path, tmp_path / "none" / "app"):
         with pytest.raises(OptionError, match="must be a new one, in a folder that exists"):
             ray_folder.write(hosting, place, 0, print)
-    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray.serve", None)
     with pytest.raises(EngineMissingError, match=r"ray\[serve\] must be.*'tfdist\[ray\]'"):
         ray_folder.write(hosting, tmp_path / "app", 0, print)
     assert list(tmp_path.iterdir()) == []

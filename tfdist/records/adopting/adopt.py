@@ -177,21 +177,23 @@ def adopt(
     if empty:
         notes.append(left_out(len(empty), "file", "without a record", empty))
     found: dict[str, Found] = {}
+    mixed: dict[str, str] = {}
     for item in scanned.values():
         for key, of_file in item.found.items():
             of_all = found.setdefault(key, Found(of_file.in_list))
             if of_all.in_list != of_file.in_list:
-                raise DataError(
-                    f"'{key}' of {files.folder} must be a feature in all files, or a feature list "
-                    "in all",
-                    received=f"one in {item.name}, where files before have the other",
-                    mend=f"Adopt them apart, with {spelt('out')}",
-                )
+                mixed.setdefault(key, item.name)
             of_all.add(of_file)
     records = sum(item.records for item in scanned.values())
     described = _described(found, records, told)
     place = str(files.folder)
     chosen = choose(place, described, said, told)
+    for key in (name for name in chosen.used if name in mixed):
+        raise DataError(
+            f"'{key}' of {place} must be a feature in all files, or a feature list in all",
+            received=f"one in {mixed[key]}, where files before have the other",
+            mend=f"Adopt them apart, with {spelt('out')}",
+        )
     check_roles(place, chosen, described)
     if chosen.weight is not None:
         _check_weights(chosen.weight, scanned)

@@ -290,7 +290,9 @@ def read_examples(folder: Path, shard: ShardInfo, manifest: Manifest) -> list[by
     frames, end = cut_frames(data)
     if len(frames) != shard.records or end != len(data):
         raise damage(folder, shard, manifest)
-    return [frame[HEADER_BYTES:-FOOTER_BYTES] for frame in frames]
+    for number, frame in enumerate(frames):  # In their places: not all of them twice.
+        frames[number] = frame[HEADER_BYTES:-FOOTER_BYTES]
+    return frames
 
 
 def _read(folder: Path, shard: ShardInfo, manifest: Manifest) -> memoryview:
