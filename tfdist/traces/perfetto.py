@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import DataError, OptionError, cannot_write, read_json
+from tfdist.errors import DataError, OptionError, read_json
+from tfdist.records.replacing import replacing
 from tfdist.traces.rank import Operations, RankTrace
 from tfdist.traces.report import Report
 from tfdist.traces.shares import PARTS, parts_of
@@ -49,22 +50,15 @@ def write(report: Report, path: Path) -> list[str]:
     if timeline and not Path(timeline).is_file():
         lacking = [f"Horovod's timeline is not in it: there is no file {timeline}"]
         timeline = None
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with gzip.open(partial, "wt", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-            separator = ""
-            own = _of_horovod(report, Path(timeline)) if timeline else ()
-            for event in itertools.chain(_events(report), own):
-                file.write(separator + json.dumps(event))
-                separator = ",\n"
-            file.write("\n]}\n")
-        os.replace(partial, path)
-        return lacking
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as partial, gzip.open(partial, "wt", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        separator = ""
+        own = _of_horovod(report, Path(timeline)) if timeline else ()
+        for event in itertools.chain(_events(report), own):
+            file.write(separator + json.dumps(event))
+            separator = ",\n"
+        file.write("\n]}\n")
+    return lacking
 
 
 def _events(report: Report) -> Iterator[dict[str, Any]]:

@@ -143,3 +143,17 @@ def test_without_pyarrow(tmp_path, monkeypatch):
     (tmp_path / "t.parquet").touch()
     with pytest.raises(EngineMissingError, match=r"pip install 'tfdist\[tables\]'"):
         read_raw(tmp_path / "t.parquet")
+
+
+def test_dates_of_a_type_name_classes_as_they_are_written(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    days = np.array(["2024-01-02", "2023-12-31", "2024-01-02"], "datetime64[D]")
+    for kind, dates in (("day", days), ("time", days.astype("datetime64[ms]") + 3_600_000)):
+        path = tmp_path / f"{kind}.parquet"
+        parquet.write_table(pa.table({"a": [0.5, 1.5, 2.5], "label": dates}), path)
+        columns = read_raw(path)
+        time = "" if kind == "day" else "T01:00:00"
+        assert columns.schema.features[-1].classes == (f"2023-12-31{time}", f"2024-01-02{time}")
+        assert columns.block(np.arange(3))["label"].tolist() == [1, 0, 1]

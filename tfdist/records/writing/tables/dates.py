@@ -119,6 +119,12 @@ def whole_seconds(times: np.ndarray, missing: np.ndarray) -> tuple[np.ndarray, t
     return np.where(missing, 0, seconds), CUT_OFF if is_cut else ()
 
 
+def dates_as_text(seconds: np.ndarray) -> list[str]:
+    """Returns seconds since 1970 as ISO 8601 has them: days where none has a time."""
+    days = not np.any(seconds % (24 * 60 * 60))
+    return np.datetime_as_string(seconds.astype("datetime64[s]"), "D" if days else "s").tolist()
+
+
 def seconds_of(value: date) -> int:
     """Returns the whole seconds since 1970 of Python's date or time; UTC, if it has no zone."""
     if not isinstance(value, datetime):

@@ -15,7 +15,7 @@ from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.wording import left_out, listed, placed
 from tfdist.records.writing.roles import Asked, Roles, assign, mentioned, named
 from tfdist.records.writing.tables.arrow_texts import ArrowTexts, spooled
-from tfdist.records.writing.tables.dates import is_day_first
+from tfdist.records.writing.tables.dates import dates_as_text, is_day_first
 from tfdist.records.writing.tables.delimited import UNNAMED
 from tfdist.records.writing.tables.infer import beside_decimal_commas, infer
 from tfdist.records.writing.tables.packing import DROP, MASK, Packed, filled, parse_missing
@@ -212,6 +212,8 @@ def cells_of(table: Table, roles: Roles, said: Mapping[str, Sequence[str]]) -> d
         elif name in roles.labels and found.kind in _NAMES.get(type(column), ()):
             as_written = infer(column, is_text=True)
             cells[name] = replace(as_written, missing=found.missing, bad=found.bad)
+        elif name in roles.labels and found.kind == DATE:
+            cells[name] = replace(found, kind=TEXT, values=objects(dates_as_text(found.values[:])))
         elif name not in (*roles.labels, *others):
             cells[name] = _stored(found, table.store)
     numbers = {name for name in (*roles.labels, roles.weight) if name in cells}
