@@ -20,7 +20,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     # The suffix stays last: some writers choose their format by it. The number is this call's:
     # threads share that of their process, and so may hosts of one folder.
-    temporary = path.with_name(f".{path.name}-{uuid.uuid4().int}{path.suffix}")
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().int % 10**8}{path.suffix}")
     try:
         yield temporary
         os.replace(temporary, path)

@@ -156,8 +156,8 @@ class Uploads:
         """
         self._is_over = True
         self._wake.set()
-        self._sender.join()
         try:
+            self._sender.join()
             finish(
                 lambda: (self._send_whole(), self._give_back()),
                 self.url,
@@ -167,10 +167,13 @@ class Uploads:
             )
         finally:
             self._beaten.set()
+            self._beater.join()  # Written late, its mark would be over that of the next one.
 
     def _sends(self) -> None:
-        while self._wake.wait() and not (self._is_over or self._is_lost):
-            self._wake.clear()
+        while self._wake.wait():
+            self._wake.clear()  # First: what is set from here on is seen.
+            if self._is_over or self._is_lost:
+                return
             self._try(self._send_whole)
 
     def _beats(self) -> None:

@@ -79,8 +79,7 @@ def distill(
             mend="Give the student's last layer as many units",
         )
     feed = tuning.training_feed(data, global_batch_size=global_batch_size, seed=seed)
-    if not student.losses:  # These make a loss without labels, too.
-        check_labels(student, feed.records.element_spec)
+    check_labels(student, feed.records.element_spec)
     pupil = _Pupil(whole, student, temperature, teacher_share)
     pupil.compile(optimizer=student.optimizer)
     pupil.fit(

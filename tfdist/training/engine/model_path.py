@@ -246,6 +246,6 @@ def _run(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[path.stem]  # Half of it is none that was imported.
+        sys.modules.pop(path.stem, None)  # Half of it is none that was imported.
         raise
     return module

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.keras.layers import called_in, layers_in
@@ -113,7 +114,10 @@ def _is_no_mean(gradients: Sequence[Sequence[tf.Tensor] | None], most: float) ->
     off, largest = 0.0, 1e-6
     for whole, first, second in zip(*gradients, strict=True):
         joined = (FIRST * first + (ROWS - FIRST) * second) / ROWS
-        off = max(off, _largest(whole - joined))
+        difference = _largest(whole - joined)
+        if not np.isfinite(difference):
+            return False  # Of such rows nothing is known.
+        off = max(off, difference)
         largest = max(largest, _largest(whole))
     return off > most * largest
 

@@ -95,10 +95,13 @@ def test_a_quote_that_nothing_closes_is_told_where_it_opens(tmp_path):
         ("a,Private,b", True),  # The name of a column among its values.
         ("0,1,label", False),
         ("name,2019,2020", False),
+        ("name,2020", False),
+        (",0", False),
     ],
 )
 def test_numbers_among_the_names_are_told(tmp_path, header, is_told):
-    notes = read(tmp_path, f"{header}\n38,Private,215646\n").notes
+    row = ",".join(["38", "Private", "215646"][: header.count(",") + 1])
+    notes = read(tmp_path, f"{header}\n{row}\n").notes
     assert any("is taken for the names" in note for note in notes) == is_told
 
 
@@ -110,6 +113,9 @@ def test_numbers_among_the_names_are_told(tmp_path, header, is_told):
         ("Name, Vorname|Ort, Land|y", "Meier, A|Bonn, DE|A", ["Name, Vorname", "Ort, Land", "y"]),
         ("id,lat;lon,y", "1,5.0;3.1,0", ["id", "lat;lon", "y"]),
         ("a, b, c", "1, 2, 3", ["a", "b", "c"]),
+        ("id, lat;lon, y", "1, 5.0;3.1, 0", ["id", "lat;lon", "y"]),
+        ("title|sub,y", "a|b,1", ["title|sub", "y"]),
+        ("a, b, c|d", "1, 2, x|y", ["a", "b", "c|d"]),
     ],
 )
 def test_commas_as_in_prose_separate_nothing(tmp_path, header, row, names):
@@ -120,6 +126,8 @@ def test_commas_as_in_prose_separate_nothing(tmp_path, header, row, names):
 def test_quotes_behind_a_space_are_no_part_of_a_value(tmp_path):
     table = read(tmp_path, '"txt", "n", "y"\n"a, b", "2",   "A"\nc, 3, B\n')
     assert texts(table) == {"txt": ["a, b", "c"], "n": ["2", "3"], "y": ["A", "B"]}
+    table = read(tmp_path, '"a", "b"\n1, "Hello" she said\n2, x\n')
+    assert texts(table)['"b"'] == [' "Hello" she said', " x"]
 
 
 def test_a_tsv_may_hold_commas(tmp_path):

@@ -304,6 +304,8 @@ def test_an_index_that_numbers_nothing_is_a_column(tmp_path):
     prices = [100 + n * n for n in range(12)]
     columns = read(tmp_path, ["a,Index", *(f"{n}.5,{price}" for n, price in enumerate(prices))])
     np.testing.assert_array_equal(rows(columns)["label"], prices)
+    lines = ["a,y,index", *(f"{n}.5,{n % 2},{price}" for n, price in enumerate(prices))]
+    assert dict(read(tmp_path, lines).roles)["index"] == "dropped (it numbers the rows)"
     for index in (range(12), prices):
         lines = ["Index,a,y", *(f"{number},{n}.5,{n % 2}" for n, number in enumerate(index))]
         assert dict(read(tmp_path, lines).roles)["Index"] == "dropped (it numbers the rows)"

@@ -66,7 +66,11 @@ class ImageTable:
         ]
         is_divided = any(image.split is not None for image in images)
         self._split = None if is_divided else self._split_column(asked)
-        index = [name for name in index_columns(table, asked) if name != self._column]
+        index = [
+            name
+            for name in index_columns(table, asked, last_is_label=len(table.names) == 2)
+            if name != self._column
+        ]
         self._details = dict.fromkeys(index, "it numbers the rows")
         self._roles = self._assigned(asked)
         self._cells = cells_of(table, self._roles, words_of(table, asked))

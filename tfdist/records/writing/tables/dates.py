@@ -120,9 +120,9 @@ def whole_seconds(times: np.ndarray, missing: np.ndarray) -> tuple[np.ndarray, t
 
 
 def dates_as_text(seconds: np.ndarray) -> list[str]:
-    """Returns seconds since 1970 as ISO 8601 has them: days where none has a time."""
-    days = not np.any(seconds % (24 * 60 * 60))
-    return np.datetime_as_string(seconds.astype("datetime64[s]"), "D" if days else "s").tolist()
+    """Returns seconds since 1970 as ISO 8601 has them: of midnight, the day."""
+    texts = np.datetime_as_string(seconds.astype("datetime64[s]"), "s").tolist()
+    return [text.removesuffix("T00:00:00") for text in texts]
 
 
 def seconds_of(value: date) -> int:

@@ -14,7 +14,8 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.format.large_arrays import Store
-from tfdist.records.writing.tables.arrow_texts import Spool, parse_plain
+from tfdist.records.writing.roles import looks_like_label
+from tfdist.records.writing.tables.arrow_texts import ArrowTexts, Spool, parse_plain
 from tfdist.records.writing.tables.table import Complaint, Table, Written
 from tfdist.records.writing.text_files import is_large, read_rows, read_text
 
@@ -73,10 +74,8 @@ def _read(
     if separator != usual:
         name = _SEPARATORS.get(separator, repr(separator))
         notes = (*notes, f"the values of {path} are separated by {name}s")
-    # Where quotes come behind a space, they belong to no value.
-    skips_spaces = re.match(rf'[^\n]*{re.escape(separator)} +"', start) is not None
-    rows = _csv_rows(path, start, separator, line, skips_spaces=skips_spaces)
-    first, _ = next(rows, ([], line))
+    skips_spaces = _skips_spaces(start, separator)
+    first, _ = next(_csv_rows(path, start, separator, line, skips_spaces=skips_spaces), ([], line))
     header = _check_header(path, first)
     decimal_comma = separator == ";"
     store = Store() if in_file else None
@@ -91,7 +90,9 @@ def _read(
         )
         if looked < _ROWS_LOOKED_AT and len(header) > 1:
             for name, column in zip(header, texts, strict=True):
-                values = itertools.islice(column, _ROWS_LOOKED_AT - looked)
+                most = min(len(column), _ROWS_LOOKED_AT - looked)
+                is_arrow = isinstance(column, ArrowTexts)
+                values = column[np.arange(most)] if is_arrow else column[:most]
                 among |= {name} & set(map(str.strip, values))
             looked += len(lines)
         if spool is not None:
@@ -265,13 +266,14 @@ def _notes_of_header(path: Path, names: list[str], among: set[str]) -> list[str]
     """
     odd = [name for name in names if _is_number(name)]
     numbers = sorted(int(name) for name in odd if name.isdecimal())
-    if len(numbers) == len(odd) and len(numbers) > 1:
+    if numbers and len(numbers) == len(odd):
         are_years = numbers[0] >= 1900 and numbers[-1] <= 2100
-        if are_years or numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        counts = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        if are_years or (counts and (len(numbers) > 1 or numbers == [0])):
             odd = []
     return [
         f"the first line of {path} is taken for the names of its columns, one of which is {name}"
-        for name in (*odd, *(name for name in names if name in among))[:1]
+        for name in (*odd, *(n for n in names if n in among and not looks_like_label(n)))[:1]
     ]
 
 
@@ -292,10 +294,29 @@ def _find_separator(text: str, kind: str) -> str:
         width = len(rows[0]) if rows else 0
         if width > 1:
             share = sum(len(row) == width for row in rows) / len(rows)
-            # Commas within names and values, beside what separates them, stand as in prose.
-            is_prose = separator == "," and all(name.startswith(" ") for name in rows[0][1:])
-            scores[separator] = (share, not is_prose, width, separator != ",")
+            # Commas of names stand as in prose, unless those of all values do so, too.
+            is_spaced = separator == "," and _are_spaced(rows[:1])
+            is_prose = is_spaced and not _are_spaced(rows[1:])
+            scores[separator] = (share, not is_prose, width, not is_spaced)
     return max(scores, key=scores.__getitem__, default=order[0])
+
+
+def _are_spaced(rows: Sequence[Sequence[str]]) -> bool:
+    return all(value.startswith(" ") for row in rows for value in row[1:])
+
+
+def _skips_spaces(text: str, separator: str) -> bool:
+    """Whether quotes come behind a space, and can be read so: then they belong to no value."""
+    if re.match(rf'[^\n]*{re.escape(separator)} +"', text) is None:
+        return False
+    start = io.StringIO(text[:_START], newline="")
+    rows = csv.reader(start, strict=True, delimiter=separator, skipinitialspace=True)
+    try:
+        for _ in itertools.islice(rows, _ROWS_LOOKED_AT):
+            pass
+    except csv.Error as error:
+        return "unexpected end" in str(error)  # The text is cut there, or told later.
+    return True
 
 
 def _rows_of_start(text: str, separator: str) -> Iterator[list[str]]:

@@ -85,7 +85,9 @@ def filled(name: str, cells: Cells, how: str | float) -> tuple[Cells, str]:
             fill = how
         if cells.kind in NUMERIC:
             values = values.astype(np.float64)
-        fill = values.dtype.type(fill)  # Dates are whole seconds.
+        if values.dtype.kind == "i":  # Dates are whole seconds.
+            limits = np.iinfo(values.dtype)
+            fill = max(limits.min, min(limits.max, int(fill)))
         done = f"filled with {fill:.6g}"
         if isinstance(how, str) and how != MASK:
             done += f", the {how} of all rows that have one"

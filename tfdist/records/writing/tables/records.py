@@ -13,7 +13,7 @@ from tfdist.records.format.large_arrays import LargeArray, Store, chunks, slices
 from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.wording import left_out, listed, placed
-from tfdist.records.writing.roles import Asked, Roles, assign, mentioned, named
+from tfdist.records.writing.roles import Asked, Roles, assign, looks_like_label, mentioned, named
 from tfdist.records.writing.tables.arrow_texts import ArrowTexts, spooled
 from tfdist.records.writing.tables.dates import dates_as_text, is_day_first
 from tfdist.records.writing.tables.delimited import UNNAMED
@@ -71,7 +71,7 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
     if not len(table.lines):
         raise refuse(table, table.bad, {})
     said = words_of(table, asked)
-    index = index_columns(table, asked)
+    index = index_columns(table, asked, last_is_label=last_is_label)
     names = [name for name in table.names if name not in index]
     roles = assign(table.place, "column", names, asked, last_is_label=last_is_label)
     cells = cells_of(table, roles, said)
@@ -166,9 +166,11 @@ def words_of(table: Table, asked: Asked) -> dict[str, tuple[str, ...]]:
     }
 
 
-def index_columns(table: Table, asked: Asked) -> list[str]:
+def index_columns(table: Table, asked: Asked, *, last_is_label: bool) -> list[str]:
     """Returns the columns that number the rows, of which the user says nothing."""
     said = mentioned(table.place, "column", table.names, asked)
+    may_be_label = last_is_label and asked.label is None
+    may_be_label &= not any(map(looks_like_label, table.names))
     found = []
     for name in table.names:
         if name.lower() in _INDEX_NAMES and name not in said:
@@ -178,7 +180,8 @@ def index_columns(table: Table, asked: Asked) -> list[str]:
                 continue
             # An index of prices, say, is no numbering, least of all as the last column.
             counts = np.ptp(cells.values) == len(cells) - 1
-            if counts or name.lower() != "index" or name != table.names[-1]:
+            is_label = may_be_label and name.lower() == "index" and name == table.names[-1]
+            if counts or not is_label:
                 found.append(name)
     return found
 
