@@ -46,7 +46,9 @@ class ArrowTexts(Sequence[str]):
         return int(self._ends[-1]) if self._chosen is None else len(self._chosen)
 
     def __getitem__(self, row: Any) -> Any:
-        """Returns a text, or, given int64 [n] in their order, those rows as objects."""
+        """Returns a text, or, given int64 [n] in their order or a slice, those rows as objects."""
+        if isinstance(row, slice):
+            row = np.arange(*row.indices(len(self)))
         if isinstance(row, np.ndarray):
             return np.fromiter(self.taken(row), object, len(row))
         return next(iter(self.taken(np.array([row]))))

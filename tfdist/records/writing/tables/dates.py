@@ -18,10 +18,10 @@ _NAMES_OF_MONTHS = (
     *("january", "february", "march", "april", "may", "june", "july", "august", "september"),
     *("october", "november", "december"),
 )
-_MONTHS = {
+_MONTHS = {"sept": 9} | {
     written: number
     for number, name in enumerate(_NAMES_OF_MONTHS, 1)
-    for written in (name, name[:3], name[:4] if name == "september" else name)
+    for written in (name, name[:3])
 }
 
 #: The groups of an expression that are year, month and day.

@@ -15,7 +15,7 @@ import numpy as np
 from tfdist.errors import DataError
 from tfdist.records.format.large_arrays import Store
 from tfdist.records.writing.roles import looks_like_label
-from tfdist.records.writing.tables.arrow_texts import ArrowTexts, Spool, parse_plain
+from tfdist.records.writing.tables.arrow_texts import Spool, parse_plain
 from tfdist.records.writing.tables.table import Complaint, Table, Written
 from tfdist.records.writing.text_files import is_large, read_rows, read_text
 
@@ -90,10 +90,7 @@ def _read(
         )
         if looked < _ROWS_LOOKED_AT and len(header) > 1:
             for name, column in zip(header, texts, strict=True):
-                most = min(len(column), _ROWS_LOOKED_AT - looked)
-                is_arrow = isinstance(column, ArrowTexts)
-                values = column[np.arange(most)] if is_arrow else column[:most]
-                among |= {name} & set(map(str.strip, values))
+                among |= {name} & set(map(str.strip, column[: _ROWS_LOOKED_AT - looked]))
             looked += len(lines)
         if spool is not None:
             if len(text) > _LONGEST_BLOCK:
