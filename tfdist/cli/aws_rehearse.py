@@ -15,7 +15,7 @@ import click
 
 from tfdist.cli import voice
 from tfdist.cli.aws_options import warn, with_config
-from tfdist.errors import EngineMissingError, OptionError
+from tfdist.errors import OptionError
 
 if TYPE_CHECKING:
     from tfdist.aws.config import Config
@@ -53,13 +53,10 @@ def rehearse(config: Config, output: Path | None, verbose: bool) -> int:
             received=f"{output}, which exists",
             mend="Choose another",
         )
+    from tfdist.aws.rehearsal import toolkit
+
     if importlib.util.find_spec("sagemaker_training") is None:
-        raise EngineMissingError(
-            "SageMaker's training toolkit must be installed for a rehearsal",
-            received="no package sagemaker_training",
-            mend="Run pip install --no-deps sagemaker-training==5.1.4, then install what its "
-            "import asks for, as pip alone cannot meet its requirements",
-        )
+        raise toolkit.missing("no package sagemaker_training")
     with contextlib.ExitStack() as stack:
         if output is None:
             output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-")))

@@ -21,7 +21,6 @@ def job(
     min_workers: int,
     max_workers: int | None = None,
     host_discovery: str | None = None,
-    start_timeout_s: float = 120.0,
     environ: Mapping[str, str] = os.environ,
     **deadlines: float | None,
 ) -> Job:
@@ -35,9 +34,9 @@ def job(
         max_workers: most workers at a time; ``workers`` unless given.
         host_discovery: an executable file that prints "host:slots" lines, asked every second; None
             offers ``workers`` slots of this machine, and none for a lost one.
-        start_timeout_s: until all have started, and until those that go on have met again.
         environ: this process's environment unless given.
-        deadlines: stall_timeout_s; see ``Job``.
+        deadlines: start_timeout_s, until all have started, and until those that go on have met
+            again; stall_timeout_s; see ``Job``.
 
     Raises:
         OptionError: numbers that do not fit, or a discovery script that cannot be used.
@@ -67,7 +66,6 @@ def job(
         env=env,
         world_size=workers,
         tags="elastic",
-        start_timeout_s=start_timeout_s,
         is_local=True,
         elasticity=Elasticity(min_workers=min_workers, is_fixed=host_discovery is None),
         **deadlines,

@@ -15,7 +15,18 @@ import sys
 import time
 import types
 
+from tfdist.errors import EngineMissingError
 from tfdist.launch import events
+
+
+def missing(received: str) -> EngineMissingError:
+    """The error for a toolkit that cannot be imported."""
+    return EngineMissingError(
+        "SageMaker's training toolkit must be installed for a rehearsal",
+        received=received,
+        mend="Run pip install --no-deps sagemaker-training==5.1.4, then install what its import "
+        "asks for, as pip alone cannot meet its requirements",
+    )
 
 
 def main() -> None:
@@ -23,12 +34,7 @@ def main() -> None:
     try:
         from sagemaker_training import mpi, trainer
     except ImportError as error:
-        print(
-            "tfdist: SageMaker's training toolkit must be installed for a rehearsal, but found an "
-            f"error: {error}. Run pip install --no-deps sagemaker-training==5.1.4, then install "
-            "what its import asks for: pip alone cannot meet its requirements.",
-            file=sys.stderr,
-        )
+        print(f"tfdist: {missing(f'an error: {error}')}", file=sys.stderr)
         sys.exit(1)
     # The toolkit's mpirun would put its prefix before events, too, which no one here asks for.
     os.environ.pop(events.VARIABLE, None)

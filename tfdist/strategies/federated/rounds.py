@@ -177,8 +177,9 @@ class RoundRunner:
                 except Exception as error:
                     if isinstance(error, LaunchError) and len(ready) == 1:
                         raise
-                    bad[client] = _reason(error, self._model)
-                    unexplained += explain_value_error(error, self._model) is None
+                    explained = explain_value_error(error, self._model)
+                    bad[client] = _said(error) if explained is None else str(explained)
+                    unexplained += explained is None
         # What all of them meet is no fault of their records, unless these explain it.
         return {} if unexplained == len(ready) > 1 else bad
 
@@ -215,11 +216,8 @@ class RoundRunner:
         return epsilon
 
 
-def _reason(error: Exception, model: tf.keras.Model) -> str:
+def _said(error: Exception) -> str:
     """Returns what an error of TFF's worker says, without its envelope."""
-    explained = explain_value_error(error, model)
-    if explained is not None:
-        return str(explained)
     text = str(error)
     details = re.search(r'details = "(.*?)"\s*\n', text, re.DOTALL)
     return (details.group(1) if details else text).strip().splitlines()[0][:300]

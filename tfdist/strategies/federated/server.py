@@ -230,21 +230,22 @@ class Server:
 
     def saving(self) -> Saving:
         """Returns how checkpoints hold the state of the server beside the model."""
+        private = {"clients": self._num_clients} if self._options.is_private else {}
 
         def beside(model: tf.keras.Model) -> dict[str, Any]:
             slots = {f"slot_{index}": slot for index, slot in enumerate(self._slots)}
-            parts = {
+            return {
                 "optimizer": model.optimizer,
                 "rounds": self.num_rounds,
                 "server": tf.train.Checkpoint(**slots),
+                **private,
             }
-            return parts | ({"clients": self._num_clients} if self._options.is_private else {})
 
         return Saving(
             beside=beside,
             written=self.written,
             restored=self.restored,
-            unwritten=["clients"] if self._options.is_private else [],
+            unwritten=tuple(private),
         )
 
     @contextlib.contextmanager

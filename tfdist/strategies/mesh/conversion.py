@@ -14,7 +14,7 @@ from tfdist import keras
 from tfdist.compat import is_keras
 from tfdist.keras.layers import layers_in
 from tfdist.strategies.mesh import masks
-from tfdist.strategies.mesh.context import Context, has_batch, last_is_split
+from tfdist.strategies.mesh.context import Context, has_batch, last_is_split, sizes_of_row
 from tfdist.strategies.mesh.operations import mtf, without_log
 from tfdist.strategies.mesh.operators import convert_operator
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, refuse_random_numbers, rule_of
@@ -227,7 +227,7 @@ def _trace(
     """
     traces = layer.__dict__.setdefault(_TRACES, {})
     flat = tf.nest.flatten(arguments)
-    shapes = tuple(tuple(d.size for d in x.shape.dims[1:]) for x in flat)
+    shapes = tuple(tuple(sizes_of_row(x)) for x in flat)
     # Its settings may be others when the next step is traced; "_self_" are TensorFlow's own.
     settings = {
         name: value

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist import keras
 from tfdist.compat import is_keras
-from tfdist.strategies.mesh.context import Context
+from tfdist.strategies.mesh.context import Context, sizes_of_row
 from tfdist.strategies.mesh.operations import mtf
 from tfdist.strategies.mesh.registry import UnsupportedLayerError
 from tfdist.training.model.layer_calls import arguments_of
@@ -118,9 +118,7 @@ def _made(
     inputs = [context.whole(x) for x in inputs]
     tensors = [*inputs, *(mask for mask in masks if mask is not None)]
     with tf.init_scope():  # To see whether there is one, and its shape.
-        example = run(
-            *(tf.zeros([1, *(d.size for d in x.shape.dims[1:])], x.dtype) for x in tensors)
-        )
+        example = run(*(tf.zeros([1, *sizes_of_row(x)], x.dtype) for x in tensors))
     if example is None:
         return None
     dims = context.dimensions(list(example.shape[1:]))

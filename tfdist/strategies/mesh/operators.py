@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.keras.graph import is_slicing
-from tfdist.strategies.mesh.context import Context, has_batch, is_split
+from tfdist.strategies.mesh.context import Context, has_batch, is_split, sizes_of_row
 from tfdist.strategies.mesh.operations import MODEL, mtf
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, refuse_random_numbers
 
@@ -177,7 +177,7 @@ def _check_keeps_rows(
         kept = perm is not None and next(iter(perm)) == 0
     elif symbol == "reshape":
         sizes = list(made[1:])  # One that is not known is refused as such.
-        kept = None in sizes or math.prod(d.size for d in x.shape.dims[1:]) == math.prod(sizes)
+        kept = None in sizes or math.prod(sizes_of_row(x)) == math.prod(sizes)
     elif is_slicing(layer):
         spec = _argument(arguments, options, 1, "slice_spec")
         first = spec[0] if isinstance(spec, (tuple, list)) else spec

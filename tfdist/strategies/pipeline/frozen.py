@@ -157,7 +157,7 @@ class Frozen:
                 mend="Leave frozen_cache out",
             )
         again = self.outputs(x, training=training)
-        half = -(-len(first[_NAME.format(0)]) // 2)
+        half = -(-rows // 2)
         turned = tf.nest.map_structure(lambda leaf: leaf[::-1][:half], x)
         among_others = self.outputs(turned, training=training)
         for name, values in first.items():
