@@ -25,7 +25,7 @@ from tfdist.serving.queues import Requests
 from tfdist.serving.replica import Replica
 from tfdist.serving.routes import Door, Routes
 from tfdist.serving.scaling import Scaling
-from tfdist.serving.server import Server, UnavailableError
+from tfdist.serving.server import Server
 from tfdist.serving.versions import Pending, Version
 
 
@@ -150,7 +150,7 @@ def test_a_server_ends_that_has_lost_its_queue(server):
 
 def test_requests_are_counted_before_they_are_read(server, monkeypatch):
     monkeypatch.setattr("tfdist.serving.server.MOST_INSIDE", 1)
-    refused = pytest.raises(UnavailableError, match="ask again later")
+    refused = pytest.raises(RefusedError, match="ask again later")
     with server.admitted(), refused, server.admitted():
         pass
     with server.admitted():

@@ -380,7 +380,7 @@ def load(path: str | Path, changes: tuple[str, ...] = ()) -> Config:
             received=f"an error: {reason}",
             mend="Give a file as tfdist init --sagemaker writes one",
         ) from None
-    except (yaml.YAMLError, RecursionError) as error:
+    except yaml.YAMLError as error:
         raise OptionError(
             f"{path} must be YAML",
             received=f"an error: {error}",

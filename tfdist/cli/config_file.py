@@ -96,7 +96,7 @@ def _read(path: Path) -> dict[Any, Any]:
     rule = f"{path} must hold options in YAML"
     try:
         read = load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise OptionError(rule, received=f"an error: {error}", mend="Write epochs: 5") from None
     if read is None:
         return {}

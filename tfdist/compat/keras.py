@@ -147,9 +147,10 @@ def _read(place: str, folders: list[Path]) -> list[tuple[Path, set[str]]]:
                 if level:
                     beside = [*file.resolve().parents][level - 1 : level]
             roots = {name.partition(".")[0] for name in names}
-            if not level:  # Else they are modules beside it, whatever they are called.
-                imported |= roots
-            if level or not roots & {*_VALUES, "tfdist"}:
+            if level:  # They are modules beside it, whatever they are called.
+                roots = set()
+            imported |= roots
+            if not roots & {*_VALUES, "tfdist"}:
                 beside = [each for name in names for each in _files_of(name, beside)]
                 files += [each for each in beside if each not in files]
     return found

@@ -71,12 +71,12 @@ def check(path: Path) -> None:
     Raises:
         ModelError: it does; the message says what.
     """
-    found = next(_programs(path), None)
-    if found is None and path.is_file():
-        try:
+    try:
+        found = next(_programs(path), None)
+        if found is None and path.is_file():
             check_reads_no_others(path)
-        except UNREADABLE as error:
-            raise unreadable(path, error) from error
+    except UNREADABLE as error:
+        raise unreadable(path, error) from error
     if found is not None:
         raise ModelError(
             "a model file must not run code of its own when it is loaded",
@@ -93,7 +93,7 @@ def check_reads_no_others(path: Path) -> None:
 
     Raises:
         ModelError: one of them is elsewhere.
-        OSError, RuntimeError, KeyError, ValueError, TypeError: it cannot be read.
+        Any of ``UNREADABLE``: it cannot be read.
     """
     found = next(_elsewhere(path), None)
     if found is not None:
@@ -153,19 +153,13 @@ def _programs(path: Path) -> Iterator[str]:
 
 
 def _from_archive(path: Path) -> bytes:
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open("config.json") as member:
-            return member.read(_MOST_BYTES)
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
+    with zipfile.ZipFile(path) as archive, archive.open("config.json") as member:
+        return member.read(_MOST_BYTES)
 
 
 def _from_hdf5(path: Path) -> list[bytes]:
-    try:
-        with h5py.File(path) as file:
-            texts = [file.attrs.get(name) for name in ("model_config", "training_config")]
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
+    with h5py.File(path) as file:
+        texts = [file.attrs.get(name) for name in ("model_config", "training_config")]
     return [text.encode() if isinstance(text, str) else bytes(text) for text in texts if text]
 
 

@@ -27,9 +27,15 @@ class _Loader(yaml.SafeLoader):
 
 
 def load(text: str) -> Any:
-    """Returns what YAML holds. Raises yaml.YAMLError: it is none, or has a key twice."""
+    """Returns what YAML holds.
+
+    Raises:
+        yaml.YAMLError: it is none, has a key twice, or is nested without end.
+    """
     try:
         return _Loader(text).get_single_data()
+    except RecursionError as error:
+        raise yaml.YAMLError(str(error)) from None
     except (ValueError, LookupError, AttributeError) as error:
         # What looks like a date, or is said to be a number, and is none: 2024-02-30.
         raise yaml.YAMLError(f"a value that cannot be: {error}") from None
@@ -45,7 +51,7 @@ def read_yaml(path: Path) -> Any:
             received=error.strerror,
             mend="Give a file that exists and can be read, or leave it out",
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} must be YAML",
             received=f"an error: {error}",

@@ -28,10 +28,6 @@ class RefusedError(Exception):
         self.status, self.headers = status, headers
 
 
-class UnavailableError(RefusedError):
-    """A request that cannot be answered now."""
-
-
 @dataclass(frozen=True)
 class Asked:
     """What a body asks.

@@ -22,7 +22,7 @@ from litserve.server import response_queue_to_buffer
 from litserve.utils import LitAPIStatus, WorkerSetupStatus
 
 from tfdist.errors import LaunchError, TfdistError, notice
-from tfdist.serving.bodies import UnavailableError
+from tfdist.serving.bodies import RefusedError
 from tfdist.serving.fleet import SIGNALS, Fleet, StartError
 from tfdist.serving.metrics import Metrics
 from tfdist.serving.queues import Together
@@ -236,9 +236,9 @@ class Server(litserve.LitServer):
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
-        """Encloses a request, from before its body is read. Raises UnavailableError: too many."""
+        """Encloses a request, from before its body is read. Raises RefusedError: too many."""
         if not self.can_answer or self._inside >= MOST_INSIDE:
-            raise UnavailableError(503, "no replica is free: ask again later")
+            raise RefusedError(503, "no replica is free: ask again later")
         self._inside += 1
         try:
             yield
@@ -255,7 +255,7 @@ class Server(litserve.LitServer):
                 should that lose all its replicas.
 
         Raises:
-            UnavailableError: none can answer now, or not in time.
+            RefusedError: none can answer now, or not in time.
         """
         uid = str(uuid.uuid4())
         current = self.versions.current
@@ -269,7 +269,7 @@ class Server(litserve.LitServer):
                 await pending.item.event.wait()
         except TimeoutError:
             await asyncio.to_thread(pending.version.queue.forget, uid)
-            raise UnavailableError(504, "no answer in time") from None
+            raise RefusedError(504, "no answer in time") from None
         finally:
             del pending.version.pending[uid], self.response_buffer[uid]
         assert pending.item.response is not None
@@ -277,7 +277,7 @@ class Server(litserve.LitServer):
         if status != LitAPIStatus.OK:
             is_lost = answer is None or not self.can_answer
             text = "the replica was lost: ask again" if is_lost else "the model failed"
-            raise UnavailableError(503 if is_lost else 500, text)
+            raise RefusedError(503 if is_lost else 500, text)
         found, rows = answer
         if rows:
             self.metrics.batches.add(rows)

@@ -84,7 +84,7 @@ def read(path: Path) -> Any:
 
     try:
         return load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise OptionError(
             f"{path} must hold a space in YAML",
             received=f"an error: {error}",

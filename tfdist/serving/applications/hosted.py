@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from tfdist.compat import follow_program
 from tfdist.records.writing.instances import InstanceError
 from tfdist.serving.applications.hosting import Hosting
-from tfdist.serving.bodies import UnavailableError
+from tfdist.serving.bodies import RefusedError
 from tfdist.serving.routes import Door, Routes
 from tfdist.training.engine import model_path
 
@@ -50,7 +50,7 @@ class Hosted:
         """Returns what the model says of some records; of None, what its outputs are.
 
         Raises:
-            UnavailableError: not in time.
+            RefusedError: not in time.
         """
         if records is None:
             return self._handler.outputs
@@ -58,7 +58,7 @@ class Hosted:
             async with asyncio.timeout(self.hosting.timeout_s):
                 found = await self.answered(records)
         except TimeoutError:
-            raise UnavailableError(504, "no answer in time") from None
+            raise RefusedError(504, "no answer in time") from None
         return str(found) if isinstance(found, InstanceError) else found
 
     async def answered(self, records: list[bytes]) -> Any:
