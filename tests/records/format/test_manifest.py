@@ -9,6 +9,7 @@ import pytest
 
 from tfdist.errors import DataError
 from tfdist.records import load_manifest, write
+from tfdist.records.format.manifest import is_split_beside
 
 
 @pytest.fixture
@@ -133,3 +134,10 @@ def test_the_shards_of_a_client_need_not_lie_side_by_side(folder):
     change(folder, own)
     shards = load_manifest(folder).splits["train"].clients
     assert {client: len(own) for client, own in shards.items()} == {"a": 2, "b": 2}
+
+
+@pytest.mark.parametrize("text", ['{"name": "an app"}', "no json", "[" * 100_000])
+def test_a_manifest_of_another_program_divides_nothing(tmp_path, text):
+    (tmp_path / "manifest.json").write_text(text)
+    (tmp_path / "train").mkdir()
+    assert not is_split_beside(tmp_path / "train")

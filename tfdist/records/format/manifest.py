@@ -13,7 +13,7 @@ from typing import Any
 
 from crc32c import crc32c
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, read_json
 from tfdist.records.buckets.cache import local_shards
 from tfdist.records.format.files import open_regular, unreadable
 from tfdist.records.format.schema import Schema
@@ -337,18 +337,20 @@ def splits_of(data: Any) -> tuple[Path, Mapping[str, SplitInfo]] | None:
 
 
 def is_split_beside(path: Path) -> bool:
-    """Whether a folder is called as a split of the manifest beside it.
+    """Whether a path is that of a split of the manifest beside it: of no folder, any name is.
 
-    Files that others wrote may lie in such a folder.
+    Files that others wrote may lie in a folder that is called as a split.
     """
     above = path.parent / MANIFEST_NAME
     if (path / MANIFEST_NAME).is_file() or not above.is_file():
         return False
+    if not path.exists():
+        return True
     try:
         return path.name in load_manifest(path.parent).splits
     except DataError:
         with contextlib.suppress(OSError, ValueError):
-            value = json.loads(above.read_text("utf-8"))
+            value = read_json(above.read_text("utf-8"))
             if isinstance(value, dict) and "format_version" in value:
                 raise  # Else it is of another program, and divides nothing.
         return False

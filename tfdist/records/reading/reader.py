@@ -236,7 +236,8 @@ class Records:
             CorruptShardError: a shard is damaged. When records are streamed, TensorFlow raises
                 its own error while iterating: give that to ``explain_read_error``.
         """
-        wanted = self._wanted(start, stop, batch_size, shuffle, seed, epoch, part, skip_batches)
+        order = {"seed": seed, "epoch": epoch, "part": part, "skip_batches": skip_batches}
+        wanted = self._wanted(start, stop, batch_size, shuffle=shuffle, **order)
         in_table = self._fits(start, stop)
         if self._per_record is not None:
             # Those of variable length are padded to the longest of all.
@@ -310,7 +311,20 @@ class Records:
         )
 
     @tf.autograph.experimental.do_not_convert
-    def numbers(
+    def numbers(self, start: int, stop: int, batch_size: int, **order: Any) -> tf.data.Dataset:
+        """Returns the numbers of the records that ``batches`` gives, in the same batches.
+
+        Nothing is read: what is kept of each record elsewhere can take the record's place.
+
+        Args:
+            order: shuffle, seed, epoch, part and skip_batches; see ``batches``.
+
+        Returns:
+            A dataset of int64 [rows], each in [start, stop).
+        """
+        return self._numbers(self._wanted(start, stop, batch_size, **order))
+
+    def _wanted(
         self,
         start: int,
         stop: int,
@@ -321,27 +335,6 @@ class Records:
         epoch: Any,
         part: int = 0,
         skip_batches: Any = 0,
-    ) -> tf.data.Dataset:
-        """Returns the numbers of the records that ``batches`` gives, in the same batches.
-
-        Nothing is read: what is kept of each record elsewhere can take the record's place.
-
-        Returns:
-            A dataset of int64 [rows], each in [start, stop).
-        """
-        wanted = self._wanted(start, stop, batch_size, shuffle, seed, epoch, part, skip_batches)
-        return self._numbers(wanted)
-
-    def _wanted(
-        self,
-        start: int,
-        stop: int,
-        batch_size: int,
-        shuffle: bool,
-        seed: int,
-        epoch: Any,
-        part: int,
-        skip_batches: Any,
     ) -> Wanted:
         assert 0 <= start < stop <= self.num_records, (start, stop, self.num_records)
         order = order_seed(seed, epoch, part) if shuffle else None
@@ -490,7 +483,8 @@ def _table_batches(table: Any, wanted: Wanted) -> tf.data.Dataset:
         high = tf.minimum(low + batch_size, num_rows)
         if rows is None:
             return tf.nest.map_structure(lambda column: column[low:high], table)
-        return tf.nest.map_structure(lambda column: tf.gather(column, rows[low:high]), table)
+        own = rows[low:high]
+        return tf.nest.map_structure(lambda column: tf.gather(column, own), table)
 
     first = wanted.skip // batch_size
     return tf.data.Dataset.range(first, -(-num_rows // batch_size)).map(batch)

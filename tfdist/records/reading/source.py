@@ -271,7 +271,7 @@ def _to_weights(labels: Any, weights: Any) -> Any:
     of_labels, flat = tf.nest.flatten(labels), tf.nest.flatten(weights)
     is_each = len(flat) == len(of_labels)
     for number, array in enumerate(flat):
-        if array.dtype.kind in "OSUMmc":
+        if array.dtype.kind not in "biuf":
             raise DataError(
                 "a sample weight must be a number",
                 received=f"dtype {array.dtype}",

@@ -17,7 +17,6 @@ from tfdist.records.buckets.urls import url_of
 from tfdist.records.format.columns import Column, Columns
 from tfdist.records.format.large_arrays import LargeArray, chunks
 from tfdist.records.format.manifest import (
-    MANIFEST_NAME,
     holds_only_others,
     is_split_beside,
 )
@@ -62,9 +61,8 @@ def find_raw(data: str | Path) -> Path | None:
         DataError: there is nothing.
     """
     path = Path(data)
-    # A split is no folder, but of files that others wrote; and shards may be behind a URL.
-    is_named = not path.exists() and (path.parent / MANIFEST_NAME).is_file()
-    may_be_shards = url_of(data) is not None or is_named or is_split_beside(path)
+    # Shards may be behind a URL.
+    may_be_shards = url_of(data) is not None or is_split_beside(path)
     if not path.exists() and not may_be_shards:
         raise _nothing_known(f"{path}, which does not exist")
     return path if path.is_file() or (not may_be_shards and holds_only_others(path)) else None

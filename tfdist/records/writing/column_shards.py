@@ -258,7 +258,8 @@ class _Writer:
         self._class_ids = columns.class_ids()
         self._records_at_once = 1
         if columns.are_in_files:  # Where of many records some lie near each other.
-            self._records_at_once = int(_BYTES_AT_ONCE // max(1, frame_bytes(columns)))
+            size = frame_bytes(columns, self._widths)
+            self._records_at_once = int(_BYTES_AT_ONCE // max(1, size))
         self._of_thread = threading.local()
 
     def __call__(self, shard: _Shard, progress: Callable[[int], None]) -> ShardInfo:

@@ -63,8 +63,7 @@ def find_shards(source: object) -> ShardFolder | None:
         return None
     path, name = Path(source), None
     if not (path / MANIFEST_NAME).is_file():
-        is_named = not path.exists() and (path.parent / MANIFEST_NAME).is_file()
-        if not is_named and not is_split_beside(path):
+        if not is_split_beside(path):
             return None
         path, name = path.parent, path.name
     manifest = load_manifest(path)

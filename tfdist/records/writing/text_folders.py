@@ -173,8 +173,9 @@ def _notes(folder: Path, found: _Found) -> Iterator[str]:
 def _is_of_a_system(path: Path) -> bool:
     """Whether it is hidden, and no text, nor a folder that may be a class, as ".net"."""
     name = path.name
-    holds_texts = _SUFFIX in (path.suffix.lower(), *(each.suffix for each in path.glob("*.*")))
-    return name.startswith(("._", ".ipynb_checkpoints")) or (name[0] == "." and not holds_texts)
+    if name[0] != "." or name.startswith(("._", ".ipynb_checkpoints")):
+        return name[0] == "."
+    return _SUFFIX not in (path.suffix.lower(), *(each.suffix for each in path.glob("*.*")))
 
 
 def _files(count: int) -> str:

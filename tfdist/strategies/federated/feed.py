@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError
 from tfdist.records.clients.collection import Clients
+from tfdist.records.reading.map_fn import spec_of_batch
 from tfdist.training.layers.data_errors import class_without_weight
 
 
@@ -163,9 +164,7 @@ class ClientFeed:
     @functools.cached_property
     def batch_spec(self) -> OrderedDict:
         """Of a client's batch: x, y, and w where records have weights."""
-        batched = tf.nest.map_structure(
-            lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), self.clients.element_spec
-        )
+        batched = spec_of_batch(self.clients.element_spec)
         if len(batched) < 2:
             raise DataError(
                 "a federated fit must have labels",

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.keras.optimizer_copies import decay_alike, make_old_slots
 from tfdist.records.clients.collection import Clients
+from tfdist.records.reading.map_fn import spec_of_batch
 from tfdist.records.report_text import as_text, table_of
 from tfdist.training.layers.data_errors import explain_value_error
 
@@ -164,9 +165,7 @@ class _Trial:
         self._optimizer = type(model.optimizer).from_config(config)  # It has not taken a step.
         itself = [(variable, variable) for variable in model.trainable_variables]
         decay_alike(model.optimizer, self._optimizer, itself)
-        spec = tf.nest.map_structure(
-            lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), element_spec
-        )
+        spec = spec_of_batch(element_spec)
 
         @tf.function(input_signature=spec, autograph=False)
         def train(x: Any, y: Any, weight: Any = None) -> None:
