@@ -23,10 +23,8 @@ def mistakes_in(definition):
     names = [step["Name"] for step in steps]
     found += [f"{name!r} is no name" for name in names if not _STEP_NAME.fullmatch(name)]
     found += [f"{name} twice" for name in set(names) if names.count(name) > 1]
-    declared, by_name = (
-        {each["Name"] for each in parameters},
-        {each["Name"]: each for each in steps},
-    )
+    declared = {each["Name"] for each in parameters}
+    by_name = {each["Name"]: each for each in steps}
     for step in steps:
         found += [f"{name} is no step" for name in step.get("DependsOn", ()) if name not in names]
         for reference in _references(step["Arguments"]):

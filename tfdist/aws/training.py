@@ -211,12 +211,11 @@ def request(
     """
     training = config.training
     values = hyperparameters(config)
-    if training.entry_point == "train.py":
-        check_hyperparameters(values)
     security, submitted = config.security, code_uri
     taken = [_CODE, *(channel.name for channel in inputs)]
     if training.entry_point == "train.py":
-        # Which looks for them by name, also where there are pipes or no such split.
+        check_hyperparameters(values)
+        # It looks for these by name, also where there are pipes or no such split.
         taken += ["train", "validation"]
     for name, uri in training.channels.items():
         if name in taken:

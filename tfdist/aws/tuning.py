@@ -81,12 +81,12 @@ def _sent(name: str) -> str:
 
 def _check(config: Config, ranges: Mapping[str, RangeConfig]) -> None:
     """Checks the ends of each range as train.py will."""
+    values = training.hyperparameters(config)
     for name, each in ranges.items():
         among(
             "setting in tuning.ranges", name, tuple(dict.fromkeys((*_NUMBERS, *_OTHERS, *SEARCHED)))
         )
         for end in each.ends:
-            values = training.hyperparameters(config)
             training.check_hyperparameters(values | {_sent(name): end})
 
 

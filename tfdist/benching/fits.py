@@ -73,7 +73,7 @@ def entries(strategies: Sequence[str], devices: Sequence[int]) -> list[Entry]:
         OptionError: there is no such strategy, or it has none of these numbers of devices.
     """
     found = []
-    for name in dict.fromkeys(strategies):
+    for name in dict.fromkeys(strategies):  # Each trains in a folder of its name.
         if name not in REGISTRY:
             raise unknown_choice("strategy", name, list(REGISTRY))
         own = [one for number in devices if (one := entry_of(name, number)) is not None]

@@ -120,8 +120,7 @@ def command(
     """
     if ctx.invoked_subcommand is not None:
         return 0
-    names = list(dict.fromkeys(strategies.split(",")))  # Each trains in a folder of its name.
-    entries = fits.entries(names, _numbers("workers", workers))
+    entries = fits.entries(strategies.split(","), _numbers("workers", workers))
     settings = Settings(stop_on_nan=False, **learning)
     batch = settings.global_batch_size
     fits.check(settings)

@@ -202,15 +202,14 @@ def update_step(optimizer: Any, twin: Any, gradient: Any, variable: tf.Variable)
         twin.update_step(gradient, variable)
 
 
-def add_slots_by(optimizer: Any, add: Callable[..., Any] | None) -> None:
-    """Has ``optimizer`` make each of its slots by ``add(make, variable, name)``; None ends it.
+def slots_added_by(
+    optimizer: Any, add: Callable[..., Any]
+) -> contextlib.AbstractContextManager[None]:
+    """Has ``optimizer`` make each of its slots by ``add(make, variable, name)``.
 
     Args:
         add: gets what makes the slot; the one of Keras 3 wraps a variable of TensorFlow.
     """
-    if add is None:
-        del optimizer.add_variable_from_reference
-        return
     given = optimizer.add_variable_from_reference
     parameters = list(inspect.signature(given).parameters)  # Each Keras has its own names.
 
@@ -218,7 +217,7 @@ def add_slots_by(optimizer: Any, add: Callable[..., Any] | None) -> None:
         options |= dict(zip(parameters, args, strict=False))
         return add(lambda: given(**options), options[parameters[0]], options[parameters[1]])
 
-    optimizer.add_variable_from_reference = add_slot
+    return replaced(optimizer, add_variable_from_reference=add_slot)
 
 
 def moved_average(optimizer: Any, average: tf.Variable, variable: tf.Variable) -> tf.Tensor:

@@ -6,7 +6,8 @@ import math
 
 from tfdist.errors import EngineMissingError
 from tfdist.records import charts
-from tfdist.runs.files import read_rows, replacing
+from tfdist.records.replacing import replacing
+from tfdist.runs.files import read_rows
 from tfdist.runs.folder import RunFolder
 
 # A metric of many values, as F1Score has one a class, would be a picture of many metres.

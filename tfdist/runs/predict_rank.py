@@ -18,9 +18,9 @@ from tfdist.errors import ModelError, OptionError
 from tfdist.launch.events import emit, emit_numbers
 from tfdist.records.format.manifest import find_split, load_manifest
 from tfdist.records.reading.stored import Section
+from tfdist.records.replacing import replacing
 from tfdist.runs import prediction_table, ranks
 from tfdist.runs.epoch_rows import Alive, numbers
-from tfdist.runs.files import replacing
 from tfdist.runs.predicting import TABLES
 from tfdist.runs.requested_callbacks import writing
 from tfdist.training.engine import model_path

@@ -15,8 +15,9 @@ from typing import Any
 
 from tfdist.errors import DataError, OptionError, read_json
 from tfdist.records.parts import Part
+from tfdist.records.replacing import replacing
 from tfdist.records.wording import listed
-from tfdist.runs.files import replacing, write_json
+from tfdist.runs.files import write_json
 from tfdist.runs.merged_files import join, rows_of
 from tfdist.training.engine import model_path
 

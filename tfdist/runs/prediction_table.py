@@ -13,7 +13,7 @@ import numpy as np
 from tfdist.compat import is_keras
 from tfdist.errors import ModelError
 from tfdist.records.format.schema import Schema
-from tfdist.runs.files import replacing
+from tfdist.records.replacing import replacing
 
 #: What the only output of a model is called.
 ALONE = "predictions"

@@ -13,7 +13,8 @@ from typing import Any
 
 from tfdist.errors import OptionError, WriteError, cannot_write, read_json, spelt
 from tfdist.records.buckets.urls import refuse_url
-from tfdist.runs.files import replacing, write_json
+from tfdist.records.replacing import replacing
+from tfdist.runs.files import write_json
 from tfdist.training.engine.folder_lock import FolderLock
 from tfdist.tuning import study
 from tfdist.tuning.request import Search

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import extra_module
-from tfdist.runs.files import replacing
+from tfdist.records.replacing import replacing
 from tfdist.tuning.folder import SearchFolder
 
 if TYPE_CHECKING:

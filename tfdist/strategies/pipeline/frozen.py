@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ModelError, OptionError
-from tfdist.keras.layers import variables_in
+from tfdist.keras.layers import variables_in, written_anew
 from tfdist.keras.tensors import mask_of, with_mask
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.measure import config_of
@@ -134,7 +134,7 @@ class Frozen:
                 received=f"tensor '{unknown[0]}' of unknown size",
                 mend="Give keras.Input a fixed shape, or leave frozen_cache out",
             )
-        if type(self._model).compute_metrics is not tf.keras.Model.compute_metrics:
+        if written_anew(self._model, "compute_metrics"):
             raise OptionError(
                 "a model whose frozen layers' outputs are kept must have Keras' own "
                 "compute_metrics",

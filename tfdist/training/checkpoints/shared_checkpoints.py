@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ModelError, TfdistError, WriteError, cannot_write
 from tfdist.training.checkpoints import checkpoint_files
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.collective import Collective
+from tfdist.training.engine.metrics import is_finite
 from tfdist.training.memory import part_files
 
 _Told = TypeVar("_Told")
@@ -75,8 +75,7 @@ def on_all(
 
 def are_finite(weights: Iterable[Any]) -> bool:
     """Whether all elements of ``weights`` are numbers."""
-    values = (tf.convert_to_tensor(weight).numpy() for weight in weights)
-    return all(bool(np.all(np.isfinite(value))) for value in values)
+    return all(is_finite(tf.convert_to_tensor(weight).numpy()) for weight in weights)
 
 
 class SharedCheckpoints:

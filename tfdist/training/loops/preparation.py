@@ -151,10 +151,11 @@ class Preparation:
         """
         model, rows = self._model, None
         is_alone = self._collective.num_processes == 1
-        if self.checks_rows or (is_alone and not _have_sizes(element_spec[0])):
+        tries = tells and self.checks_rows
+        looks = self.checks_rows or is_alone
+        if tries or (looks and not _have_sizes(element_spec[0])):
             with contextlib.suppress(Exception):  # Reading tells what is wrong with data.
                 rows = filled_up(first_rows(ROWS))
-        tries = tells and self.checks_rows
         if tries:
             # With other rows, a rank could do without what others need it for.
             sums = self._reader.gather(None if rows is None else fingerprint(rows))

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.keras.optimizers import add_slots_by
+from tfdist.keras.optimizers import slots_added_by
 from tfdist.keras.tensors import raw
 
 Slot = tuple[Any, str, Any]
@@ -53,11 +53,8 @@ def build_empty(optimizer: Any, variables: Sequence[Any]) -> list[tf.Variable]:
 
 def _build(optimizer: Any, variables: Sequence[Any], add: Callable[..., Any]) -> None:
     """Builds ``optimizer``, which makes each of its slots by ``add``."""
-    add_slots_by(optimizer, add)
-    try:
+    with slots_added_by(optimizer, add):
         optimizer.build(list(variables))
-    finally:
-        add_slots_by(optimizer, None)
 
 
 def set_value(variable: tf.Variable, value: Any) -> None:

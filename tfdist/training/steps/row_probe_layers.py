@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import is_keras
-from tfdist.keras.layers import called_in, held_by, layers_in
+from tfdist.keras.layers import called_in, held_by, layers_in, replaced
 from tfdist.keras.seeds import seeds_in
 from tfdist.keras.tensors import all_raw, uncast
 from tfdist.training.engine.binding import held_of
@@ -151,30 +151,23 @@ class Walk:
 
     @contextlib.contextmanager
     def _calls_replaced(self, taken: Callable[[Any, int, Any], Any]) -> Iterator[None]:
-        layers = called_in(self._model)
-        # Of an operation between layers, and where tfdist has put another one.
-        before = {id(layer): vars(layer)["call"] for layer in layers if "call" in vars(layer)}
-        for layer in layers:
-            layer.call = self._replaced(layer, layer.call, taken)
-        try:
+        with contextlib.ExitStack() as meanwhile:
+            for layer in called_in(self._model):
+                call = self._replaced(layer, layer.call, taken)
+                meanwhile.enter_context(replaced(layer, call=call))
             yield
-        finally:
-            for layer in layers:
-                del layer.call
-                if id(layer) in before:
-                    layer.call = before[id(layer)]
 
     def _replaced(
         self, layer: Any, call: Callable, taken: Callable[[Any, int, Any], Any]
     ) -> Callable:
-        def replaced(*args: Any, **options: Any) -> Any:
+        def called(*args: Any, **options: Any) -> Any:
             number = self._calls.get(id(layer), 0)
             self._calls[id(layer)] = number + 1
             if options.get("training") is not None:
                 options["training"] = id(layer) in self._tried
             return taken(layer, number, call(*args, **options))
 
-        return replaced
+        return called
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.keras.layers import called_in, layers_in
+from tfdist.keras.layers import called_in, layers_in, replaced
 from tfdist.keras.losses import (
     compiled_as_one,
     compiled_loss,
@@ -234,14 +234,9 @@ def without_metrics(model: tf.keras.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced_in(
-    metrics: Any, replaced: Callable[[Any], Callable], method: str = "update_state"
+    metrics: Any, instead: Callable[[Any], Callable], method: str = "update_state"
 ) -> Iterator[None]:
-    metrics = list(metrics)
-    before = [getattr(metric, method) for metric in metrics]
-    try:
+    with contextlib.ExitStack() as meanwhile:
         for metric in metrics:
-            setattr(metric, method, replaced(metric))
+            meanwhile.enter_context(replaced(metric, **{method: instead(metric)}))
         yield
-    finally:
-        for metric, own in zip(metrics, before, strict=True):
-            setattr(metric, method, own)

@@ -98,7 +98,6 @@ def _unmasked(layer: Any, call: int, outputs: Any) -> Any:
 def _caught(optimizers: Sequence[Any]) -> Iterator[list[Any]]:
     """Yields the gradients that optimizers are given meanwhile, of which they apply none."""
     given: list[Any] = []
-    before = [vars(optimizer).get(custom_steps.APPLY) for optimizer in optimizers]
 
     def catching(optimizer: Any) -> Any:
         def catch(*args: Any, **options: Any) -> None:
@@ -111,12 +110,8 @@ def _caught(optimizers: Sequence[Any]) -> Iterator[list[Any]]:
 
         return catch
 
-    try:
+    with contextlib.ExitStack() as meanwhile:
         for optimizer in optimizers:
-            setattr(optimizer, custom_steps.APPLY, catching(optimizer))
+            instead = {custom_steps.APPLY: catching(optimizer)}
+            meanwhile.enter_context(keras.layers.replaced(optimizer, **instead))
         yield given
-    finally:
-        for optimizer, apply in zip(optimizers, before, strict=True):
-            delattr(optimizer, custom_steps.APPLY)
-            if apply is not None:
-                setattr(optimizer, custom_steps.APPLY, apply)
