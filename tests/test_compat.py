@@ -213,6 +213,15 @@ def test_cells_are_of_the_keras_that_they_import(monkeypatch, line, chosen):
     assert environ == {keras.VARIABLE: chosen}
 
 
+@pytest.mark.parametrize(("variable", "is_named"), [("0", True), ("1", False), (None, False)])
+def test_what_needs_keras_2_names_the_variable_that_a_user_has_set(monkeypatch, variable, is_named):
+    monkeypatch.setattr(keras, "_asked", {} if variable is None else {keras.VARIABLE: variable})
+    monkeypatch.setenv(keras.VARIABLE, "0")  # As of a program that imports keras.
+    with pytest.raises(EngineMissingError, match=r"in place of keras") as caught:
+        versions.refuse_keras_3("this")
+    assert (f"leave {keras.VARIABLE}=0 out" in str(caught.value)) == is_named
+
+
 def test_a_keras_that_is_in_use_stays(tmp_path):
     import tensorflow as tf
 

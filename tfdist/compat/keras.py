@@ -45,6 +45,11 @@ def prefer_keras_2(environ: MutableMapping[str, str]) -> None:
         _asked.setdefault(VARIABLE, environ[VARIABLE])
 
 
+def asked() -> str | None:
+    """Returns what the environment said of the variable before any program was followed."""
+    return _asked.get(VARIABLE)
+
+
 def follow_program(
     environ: MutableMapping[str, str], place: str | None = None, written: Path | None = None
 ) -> None:

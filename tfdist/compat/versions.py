@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from tfdist.compat.keras import KERAS_2, KERAS_3, VARIABLE
+from tfdist.compat.keras import KERAS_2, KERAS_3, VARIABLE, asked
 from tfdist.errors import EngineMissingError
 
 OLDEST, NEWEST = (2, 16), (2, 21)
@@ -73,11 +73,13 @@ def refuse_keras_3(what: str, *, otherwise: str = "") -> None:
         otherwise: what else could be done.
     """
     if uses_keras_3():
+        # tfdist sets it itself, for a program that imports Keras 3.
+        value = asked()
+        left_out = f", and leave {VARIABLE}={value} out" if value in KERAS_3 else ""
         raise EngineMissingError(
             f"{what} must have models of Keras 2",
             received=f"Keras {keras_version()}",
-            mend="Import tf_keras in place of keras, and leave "
-            f"{VARIABLE}={os.environ.get(VARIABLE)} out{otherwise}",
+            mend=f"Import tf_keras in place of keras{left_out}{otherwise}",
         )
 
 
