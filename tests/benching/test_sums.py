@@ -12,6 +12,7 @@ def test_sizes_grow_by_four_to_the_last():
     assert sums.sizes_of("1KiB:64KiB") == [1 << 10, 1 << 12, 1 << 14, 1 << 16]
     assert sums.sizes_of("4:20B") == [4, 16, 20]
     assert sums.sizes_of("1MiB") == [1 << 20]
+    assert sums.sizes_of("7:19") == [4, 16]  # Of whole numbers of 4 bytes.
 
 
 @pytest.mark.parametrize("text", ["", "1KB", "2:1", "1:2:3", "-4", "1KiB:2GiB", "2", "9" * 5000])

@@ -56,7 +56,7 @@ def test_parts_of_shards_become_the_folder_of_one_run(tfdist, tmp_path):
     assert (code, result["parts"], result["splits"]["train"]["records"]) == (0, 2, 1498)
     code, _, err = tfdist("merge", "all")
     assert code == 2
-    assert "found all, which is there, and no part beside it. See that" in err
+    assert "/all, which is there, and no part beside it. See that" in err
     assert tfdist("shard", "digits", "one")[0] == 0
     files = {path.name: path.read_bytes() for path in (tmp_path / "all").iterdir()}
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}

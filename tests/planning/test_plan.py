@@ -250,6 +250,10 @@ def test_what_refuses_is_told():
     assert told["rows"][1]["refusal"] == "a model must be a, but found b. Do c."
     assert told["advice"]["strategy"] == "single"
     assert json.loads(json.dumps(told)) == told
+    found = [refusal, needs_of(asked[1])]
+    made = make_plan(asked, found, cluster, 64, speed=Speed(), several="horovod")
+    assert made.advice.reason.startswith("mesh model=2: one device by itself is refused")
+    assert made.to_json()["rows"][1]["speed_up"] is None
     made = make_plan(asked, [refusal] * 2, cluster, 64, speed=Speed(), several="horovod")
     assert made.advice.reason.startswith("nothing: every strategy refuses")
     assert made.to_json()["scaling"] == []

@@ -49,7 +49,6 @@ def test_messages_that_cost_nothing():
 
 def test_a_bubble():
     assert bubble(4, 8) == pytest.approx(3 / 11)
-    assert bubble(4, 8, chunks=2) == pytest.approx(3 / 19)
     assert bubble(1, 8) == 0
 
 

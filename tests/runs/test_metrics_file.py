@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tfdist.errors import OptionError
+from tfdist.records.replacing import replacing
 from tfdist.runs.metrics_file import MetricsFile
 
 _LINE = re.compile(r'tfdist_training_\w+\{output="[^"\\]*(?:\\.[^"\\]*)*"(?:,\w+="\w+")*\} \S+')
@@ -53,8 +54,10 @@ def test_a_file_that_cannot_be_written_is_one_warning(tmp_path, capsys):
     with pytest.raises(OptionError, match="must lie in a folder that exists"):
         MetricsFile(tmp_path / "nowhere" / "a.prom", "run")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OptionError, match="must be a regular file, but found"):
+    with pytest.raises(OptionError, match=r"regular file, but found .*pipe, a pipe or a device"):
         MetricsFile(tmp_path / "pipe", "run")
+    with pytest.raises(OptionError, match="must be a regular file"), replacing(tmp_path / "pipe"):
+        pytest.fail("nothing is to be written")
     (tmp_path / "pipe").unlink()
     (tmp_path / "a.prom").mkdir()
     file = MetricsFile(tmp_path / "a.prom", "run")

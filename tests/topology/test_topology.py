@@ -102,6 +102,7 @@ def test_what_tf_config_holds_is_what_tensorflow_reads():
         '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 5}}',
         '{"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}',
         '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": -1}}',
+        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0.5}}',
         '{"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", "index": 1}}',
         '{"cluster": {"worker": [1, 2]}, "task": {"type": "worker", "index": 0}}',
         "[" * 100_000,

@@ -138,7 +138,7 @@ def test_intervals_are_sets():
         )
         in_a, in_b = within(a).any(axis=0), within(b).any(axis=0)
         for made, wanted in (
-            (intervals.union(a, b), in_a | in_b),
+            (intervals.union(np.concatenate([a, b])), in_a | in_b),
             (intervals.intersect(a, b), in_a & in_b),
             (intervals.subtract(a, b), in_a & ~in_b),
         ):
@@ -152,6 +152,9 @@ def test_notes_that_name_other_steps_are_refused(tmp_path):
     notes = next(tmp_path.rglob("rank-0.json"))
     notes.write_text(notes.read_text().replace("[[1, 1], ", "["))
     with pytest.raises(rank.DataError, match="found 2 executions of 1"):
+        report(tmp_path)
+    notes.write_text(json.dumps({**json.loads(notes.read_text()), "horovod_timeline": 5}))
+    with pytest.raises(rank.DataError, match=r"rank-0.json must be as tfdist wrote it"):
         report(tmp_path)
 
 

@@ -132,16 +132,15 @@ def run(
     Args:
         model: "FILE.py:NAME".
         data: shards.
-        settings: of each training; two epochs at least, for the first one also traces the step.
+        settings: of each training, see ``check``.
         folder: the trainings' folders are made there.
         cores: of a device; None divides the machine's by the most devices of an entry.
         on_event: is called with the name of a row and each event of its training.
 
     Raises:
-        TfdistError: fewer than two epochs, or a mistake or failure that all entries meet.
+        TfdistError: a mistake or failure that all entries meet.
         LaunchError: processes could not be started.
     """
-    check(settings)
     measured = [Measured(entry) for entry in found]
     shares = _shares(max(entry.devices for entry in found), cores)
     for number in range(rounds):

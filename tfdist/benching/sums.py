@@ -26,6 +26,8 @@ _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 def sizes_of(text: str) -> list[int]:
     """Returns the bytes that "1KiB:64MiB" asks for: from the first, each four times the last.
 
+    A number is four bytes: sizes between are told as the ones below, which are summed.
+
     Raises:
         OptionError: it is no such text, or not between 4 bytes and 1 GiB.
     """
@@ -33,7 +35,9 @@ def sizes_of(text: str) -> list[int]:
     if len(found) not in (1, 2) or any(m is None or m[2] not in _UNITS for m in found):
         raise _no_sizes(text)
     first, last = (
-        int(match[1]) * _UNITS[match[2]] for match in (found[0], found[-1]) if match is not None
+        int(match[1]) * _UNITS[match[2]] // 4 * 4
+        for match in (found[0], found[-1])
+        if match is not None
     )
     if not 4 <= first <= last <= 1 << 30:
         raise _no_sizes(text)

@@ -45,12 +45,6 @@ def command(output: Path, *, overwrite: bool) -> None:
                 received=f"{output}, of shards, which are never replaced",
                 mend="Leave it out",
             )
-        if not has_parts and output.is_dir() and any(output.iterdir()):
-            raise OptionError(
-                "parts must be there to be merged",
-                received=f"{output}, which is there, and no part beside it",
-                mend=f"See that nothing is lacking: tfdist inspect {output} --check",
-            )
         manifest, parts = shard_parts.merge(output)
         tell_shards(output, manifest, parts=parts)
         return

@@ -19,6 +19,7 @@ from tfdist.cli.option_table import options_of
 from tfdist.cli.process_options import data_option, model_option, where_options
 from tfdist.errors import DivergedError
 from tfdist.launch.jobs import Where
+from tfdist.planning.yaml_file import read_yaml
 from tfdist.records.report_text import table_of
 from tfdist.runs.settings import OfData, OfLearning, OfOutput, Settings, Start
 from tfdist.training.engine import model_path
@@ -96,7 +97,7 @@ def command(
         model=model,
         data=data,
         output=output,
-        space=None if space is None else spaces.parsed(spaces.read(space)),
+        space=None if space is None else spaces.parsed(read_yaml(space)),
         search=Search(**picked(Search, given)),
         settings=Settings(**picked(Settings, given)),
         where=where,

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.compat import keras_source
 from tfdist.errors import OptionError
+from tfdist.keras.layers import replaced
 from tfdist.keras.trackables import optimizers_of
 from tfdist.keras.version import IS_KERAS_3
 
@@ -225,11 +226,8 @@ def build_all(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> bool:
     """
     if not IS_KERAS_3:
         return False
-    optimizer, model.optimizer = model.optimizer, None
-    try:
+    with replaced(model, optimizer=None):
         model._symbolic_build(data_batch=element_spec)
-    finally:
-        model.optimizer = optimizer
     return True
 
 

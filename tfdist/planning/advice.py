@@ -68,6 +68,8 @@ def _reason(chosen: Row, one: Row, fitting: Sequence[Row]) -> str:
             f"{name}: a step does not fit on one device as it is ({gigabytes(one.peak)} of "
             f"{gigabytes(one.room)}), and of what fits this is the fastest."
         )
+    if not chosen.speed_up:
+        return f"{name}: one device by itself is refused, and of what fits this is the fastest."
     if chosen.candidate.devices == 1:
         others = [row for row in fitting if row.candidate.devices > 1]
         if not others:

@@ -7,8 +7,6 @@ and Sergeev and Del Balso 2018, arXiv:1802.05799.
 
 from __future__ import annotations
 
-import math
-
 from tfdist.planning.devices import Cluster, Link
 
 
@@ -24,19 +22,6 @@ def gather(size: float, ranks: int, link: Link) -> float:
     """
     steps = ranks - 1
     return steps * link.latency_s + steps / ranks * size * link.seconds_per_byte
-
-
-def tree(size: float, ranks: int, link: Link) -> float:
-    """Returns the seconds of a sum up a binary tree and down again: 2 log2(p) (a + n b)."""
-    return 2 * math.log2(ranks) * point_to_point(size, link)
-
-
-def parameter_server(size: float, workers: int, servers: int, link: Link) -> float:
-    """Returns the seconds until M servers have sent weights to W workers and taken their gradients.
-
-    2 W n/M b + 2 a: a server's link carries its part of the weights for each worker, both ways.
-    """
-    return 2 * workers * size / servers * link.seconds_per_byte + 2 * link.latency_s
 
 
 def point_to_point(size: float, link: Link) -> float:

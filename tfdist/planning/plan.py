@@ -186,8 +186,8 @@ def messages_of(needs: Needs, candidate: Candidate, cluster: Cluster, rows: int)
     if candidate.strategy == "parameter_server":
         # A global batch goes to one worker, which alone pulls weights and pushes gradients for it.
         # tfdist starts one server unless it is told otherwise.
-        seconds = messages.parameter_server(needs.summed, 1, 1, cluster.slowest)
-        return Sent(2.0 * needs.summed, seconds)
+        one_way = messages.point_to_point(needs.summed, cluster.slowest)
+        return Sent(2.0 * needs.summed, 2 * one_way)
     if candidate.options.get("shard") == "weights":
         # Weights are gathered for the way forward and for the way back, and gradients scattered.
         seconds = 1.5 * hierarchical(needs.summed, cluster)

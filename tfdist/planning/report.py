@@ -145,5 +145,5 @@ def _row(row: Row, batch: int) -> dict[str, Any]:
         "compute_s": row.compute_s,
         "step_s": row.step_s,
         "rows_per_s": batch / row.step_s if row.step_s else None,
-        "speed_up": row.speed_up,
+        "speed_up": row.speed_up or None,  # One device alone may be refused.
     }

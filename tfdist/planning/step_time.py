@@ -83,13 +83,12 @@ def fit_overlap(alone: float, together: float, messages: float) -> Overlap:
     return Overlap(low)
 
 
-def bubble(stages: int, microbatches: int, chunks: int = 1) -> float:
-    """Returns the share of a pipeline's step in which a stage waits: (S-1) / (M V + S-1).
+def bubble(stages: int, microbatches: int) -> float:
+    """Returns the share of a pipeline's step in which a stage waits: (S-1) / (M + S-1).
 
-    Huang et al. 2019, GPipe, arXiv:1811.06965; V parts of the model on each device:
-    Narayanan et al. 2021, arXiv:2104.04473.
+    Huang et al. 2019, GPipe, arXiv:1811.06965.
     """
-    return (stages - 1) / (microbatches * chunks + stages - 1)
+    return (stages - 1) / (microbatches + stages - 1)
 
 
 def buckets_of(size: float, bucket: float | None) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import OptionError
+from tfdist.records.replacing import check_replaceable
 from tfdist.runs import prometheus
 from tfdist.runs.resource_log import SOURCES
 from tfdist.training.engine.failure_notices import ToldOnce
@@ -61,12 +62,7 @@ class MetricsFile:
                 received=f"no folder {self._path.parent}",
                 mend="Make it first",
             )
-        if os.path.exists(self._path) and not (self._path.is_file() or self._path.is_dir()):
-            raise OptionError(  # Another file takes its place, as of /dev/null for all programs.
-                "--metrics-file must be a regular file",
-                received=f"{self._path}, a pipe or a device",
-                mend="Name another one, such as training.prom",
-            )
+        check_replaceable(self._path)
         self._labels = {"output": output}
         self._values: dict[str, float] = dict.fromkeys(_COUNTED.values(), 0)
         #: Name -> labels, as pairs -> value.

@@ -14,6 +14,7 @@ import numpy as np
 
 import tfdist
 from tfdist.compat import import_tensorflow
+from tfdist.compat.keras import UNREADABLE
 from tfdist.errors import ModelError, OptionError
 from tfdist.launch.events import emit, emit_numbers
 from tfdist.records.format.manifest import find_split, load_manifest
@@ -141,7 +142,7 @@ def load(model: Any, path: str) -> None:
         follow_variables(model)
         if more := passed_by(model, path):
             raise ValueError(f"the model has no {', '.join(more)}")
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise ModelError(
             f"the weights must be those of model '{model.name}', in a file that Keras wrote "
             "(.keras, .h5 or .weights.h5)",

@@ -15,6 +15,7 @@ from tfdist.errors import DataError, OptionError
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.urls import url_of
 from tfdist.records.parts import Part
+from tfdist.records.replacing import check_replaceable
 from tfdist.runs import merged_files, ranks
 from tfdist.runs.files import read_config
 from tfdist.runs.prediction_parts import (
@@ -337,3 +338,4 @@ def _check(weights: Path, output: Path, *, overwrite: bool) -> None:
             received=f"{output}, which is there already",
             mend="Give another name" if output.is_dir() else "Give another name, or --overwrite",
         )
+    check_replaceable(output)

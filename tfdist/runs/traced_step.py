@@ -8,7 +8,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.errors import ModelError, OptionError
+from tfdist.keras.layers import replaced
 from tfdist.keras.losses import compiled_losses
 from tfdist.planning.needs import Needs
 from tfdist.step_graphs import live_bytes, step_graph
@@ -256,14 +257,12 @@ def traced(model: Any, fit: Callable[[], Any]) -> tuple[Any, tuple[Any, ...]]:
         model.train_function = first
         return first
 
-    model.train_function, model.make_train_function = None, instead
-    try:
+    with (
+        replaced(functions, __call__=call),
+        replaced(model, train_function=None, make_train_function=instead),
+        suppress(_Traced),
+    ):
         fit()
-    except _Traced:
-        pass
-    finally:
-        functions.__call__ = call
-        model.train_function, model.make_train_function = None, make
     return found[0]
 
 

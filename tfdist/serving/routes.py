@@ -7,6 +7,7 @@ import hmac
 import json
 import secrets
 import time
+import warnings
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -74,6 +75,8 @@ class Routes:
     """
 
     def __init__(self, served: Served, door: Door):
+        # Of photos, which have a limit here; for the whole process, as threads read them.
+        warnings.filterwarnings("ignore", module=r"PIL\.")
         self._served, self._door = served, door
         self._has_photos = any(feature.is_image for feature in served.schema.features)
 

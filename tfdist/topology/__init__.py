@@ -249,7 +249,7 @@ def _from_tf_config(text: str) -> Topology:
         tasks = [(role, address) for role in ROLES for address in cluster.get(role, [])]
         if not all(isinstance(address, str) for _, address in tasks):
             raise TypeError("addresses are texts")
-        role, index = config["task"]["type"], int(config["task"]["index"])
+        role, index = config["task"]["type"], int(str(config["task"]["index"]))
         if index < 0 or len({address for _, address in tasks}) < len(tasks):
             raise ValueError("two tasks would have one place")
         rank = tasks.index((role, cluster[role][index]))

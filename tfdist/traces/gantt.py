@@ -25,10 +25,8 @@ def draw(report: Report, path: Path) -> None:
     """Writes the picture as a PNG: two executions from the middle of the trace, on one clock.
 
     Raises:
-        OptionError: the folder is missing, or the name does not end in .png.
         EngineMissingError: matplotlib is not installed.
     """
-    target = charts.checked(path)
     figure = charts.figure(12, 1.6 + 0.6 * len(report.traces))
     axes = figure.add_subplot()
     first = report.traces[0]
@@ -57,4 +55,4 @@ def draw(report: Report, path: Path) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.legend(loc="outside lower center", ncols=len(PARTS), frameon=False)
-    charts.save(figure, target)
+    charts.save(figure, path)

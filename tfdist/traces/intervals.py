@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 EMPTY = np.empty((0, 2))
 
 
-def union(*given: Iterable) -> np.ndarray:
+def union(pairs: np.ndarray) -> np.ndarray:
     """Returns the times that are in any of the intervals, which may overlap."""
-    arrays = [np.asarray(each, float).reshape(-1, 2) for each in given]
-    pairs = np.concatenate(arrays) if arrays else EMPTY
     pairs = pairs[pairs[:, 1] > pairs[:, 0]]
     if not len(pairs):
         return EMPTY

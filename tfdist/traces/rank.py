@@ -131,6 +131,7 @@ def _notes(run: Path, rank: int) -> dict[str, Any]:
             and all(isinstance(notes[name], str) for name in ("strategy", "host"))
             and all(first <= last for first, last in notes["executions"])
             and all(isinstance(name, str) for name in notes["layers"])
+            and isinstance(notes.get("horovod_timeline") or "", str)
         )
     except FileNotFoundError:
         mend = "Copy it from the host of that rank, or trace the steps again"

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from tfdist.errors import OptionError, unknown_choice
@@ -74,22 +73,6 @@ class Space:
             name: each.suggested(trial, f"{TRAIN}.{name}") for name, each in self.train.items()
         }
         return of_model, of_training
-
-
-def read(path: Path) -> Any:
-    """Returns what a file of YAML holds. Raises OptionError: it cannot be read."""
-    import yaml
-
-    from tfdist.planning.yaml_file import load
-
-    try:
-        return load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise OptionError(
-            f"{path} must hold a space in YAML",
-            received=f"an error: {error}",
-            mend=f"Write lines such as lr: {_EXAMPLE}",
-        ) from None
 
 
 def parsed(given: Any) -> Space:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tfdist.errors import EngineMissingError, unknown_choice
 from tfdist.launch.jobs import Where
+from tfdist.planning.yaml_file import read_yaml
 from tfdist.runs import ranks
 from tfdist.runs.settings import Settings
 from tfdist.training.engine import model_path
@@ -95,7 +96,7 @@ def tune(
             known = [*Where.__dataclass_fields__, *Settings.__dataclass_fields__]
             raise unknown_choice("option of tfdist.tune", name, known)
     if isinstance(space, (str, os.PathLike)):
-        space = spaces.read(Path(space))
+        space = read_yaml(Path(space))
     request = Request(
         model=model_path.of(model),
         data=os.fspath(data),

@@ -185,9 +185,10 @@ def test_a_place_that_is_taken_is_left_as_it_is(bucket):
     assert Store(f"{bucket}/data").sizes() == before
 
 
-def test_what_is_only_read_is_refused_before_anything_is_written():
-    with pytest.raises(DataError, match="a folder, s3:// or gs://, but found https://host/data"):
-        write(arrays(), "https://host/data")
+@pytest.mark.parametrize("url", ["https://host/data", "hf://datasets/who/data"])
+def test_what_is_only_read_is_refused_before_anything_is_written(url):
+    with pytest.raises(OptionError, match=f"begins with s3:// or gs://, but found {url}"):
+        write(arrays(), url)
 
 
 @pytest.mark.parametrize("option", ["resume", "overwrite"])

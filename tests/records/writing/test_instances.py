@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import warnings
 
 import pytest
 from PIL import Image
@@ -12,6 +13,7 @@ from PIL import Image
 import tfdist
 from tfdist.records.format.encoding import value_of
 from tfdist.records.format.manifest import load_manifest
+from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.writing import instances
 from tfdist.records.writing.instances import InstanceError, Limits, as_asked, records_of
 
@@ -155,7 +157,7 @@ def test_text_of_a_table_is_its_bytes_and_half_a_surrogate_is_refused(tmp_path):
         records_of(schema, [{"text": "\ud800", "more": 1}], Limits())
 
 
-def test_the_pixels_of_all_photos_are_counted(tmp_path):
+def test_the_pixels_of_all_photos_are_counted(tmp_path, monkeypatch):
     Image.new("RGB", (4, 5)).save(tmp_path / "a.png")
     (tmp_path / "photos" / "one").mkdir(parents=True)
     (tmp_path / "a.png").rename(tmp_path / "photos" / "one" / "a.png")
@@ -164,8 +166,21 @@ def test_the_pixels_of_all_photos_are_counted(tmp_path):
     file = io.BytesIO()
     Image.new("RGB", (10, 10)).save(file, "PNG")
     photo = file.getvalue()
-    assert len(records_of(schema, [photo] * 3, Limits(pixels=100, all_pixels=300))) == 3
+    with monkeypatch.context() as patched:
+        patched.setattr(warnings, "catch_warnings", None)  # Threads read requests.
+        assert len(records_of(schema, [photo] * 3, Limits(pixels=100, all_pixels=300))) == 3
     with pytest.raises(InstanceError, match=r"instance 3: the photos of a request .* 399 pixels"):
         records_of(schema, [photo] * 4, Limits(pixels=100, all_pixels=399))
     with pytest.raises(InstanceError, match="instance 0: a photo must have at most 99 pixels"):
         records_of(schema, [photo], Limits(pixels=99))
+
+
+def test_a_number_that_does_not_fit_is_refused_without_a_filter_of_warnings(monkeypatch):
+    """Requests are read in threads, and filters are the process's."""
+    number = Feature(name="x", dtype="float32", shape=(1,), encoding="float", role="input")
+    with monkeypatch.context() as patched:
+        patched.setattr(warnings, "catch_warnings", None)
+        assert len(records_of(Schema((number,)), [[0.5]], Limits())) == 1
+    for value in (1e300, 10**400):
+        with pytest.raises(InstanceError, match=r"'x' must be float32 of shape \[1\]"):
+            records_of(Schema((number,)), [[value]], Limits())

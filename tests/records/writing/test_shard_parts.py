@@ -317,7 +317,7 @@ def test_what_does_not_belong_together_is_not_joined(tmp_path, table):
     refused("others in part 3")
     write(table, out, **OF_TABLE, part="3/3", overwrite=True)
     merge(out)
-    with pytest.raises(DataError, match="new or empty folder"):
+    with pytest.raises(OptionError, match=r"all, which is there, and no part beside it\."):
         merge(out)
     with pytest.raises(DataError, match="new or empty folder"):
         write(table, out, **OF_TABLE, part="1/3", resume=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdist
 from tfdist.errors import ModelError, OptionError
+from tfdist.runs.predict_rank import load
 from tfdist.training.checkpoints.init_weights import check, with_weights
 
 keras = tf.keras
@@ -71,6 +74,19 @@ def test_an_optimizer_beside_the_compiled_one_begins_anew_too(tmp_path, kind):
 def test_weights_of_another_model(file, other):
     with pytest.raises(OptionError, match="init_weights must hold the weights of model"):
         with_weights(other, file[0])()
+
+
+def test_weights_behind_a_password(tmp_path):
+    path = tmp_path / "model.keras"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model.weights.h5", b"any")
+    content = path.read_bytes()
+    at = content.index(b"PK\1\2") + 8  # Of the directory: that the file is encrypted.
+    path.write_bytes(content[:at] + b"\1" + content[at + 1 :])
+    with pytest.raises(OptionError, match=r"no others, but found an error .* is encrypted"):
+        with_weights(model_fn, str(path))()
+    with pytest.raises(ModelError, match=r"must be those of model .* is encrypted"):
+        load(model_fn(), str(path))
 
 
 def test_a_model_without_weights(file):

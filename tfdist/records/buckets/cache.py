@@ -140,12 +140,7 @@ def working_place(url: str, what: str) -> Path:
     Raises:
         OptionError: nothing is written to such a URL.
     """
-    if url.split(":")[0] not in WRITABLE:
-        raise OptionError(
-            f"{what} must be a folder, or a URL that begins with s3:// or gs://",
-            received=url,
-            mend="Name a folder, and copy it afterwards",
-        )
+    _check_writable(url, what)
     place = _made_root() / _WORKING / _name_of(url)
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -161,19 +156,23 @@ def upload(folder: Path, url: str) -> None:
 
 
 def check_free(url: str) -> None:
-    """Raises DataError where something lies below a URL, or nothing can be written there."""
-    if url.startswith("http"):
-        raise DataError(
-            "shards must be written to a folder, s3:// or gs://",
-            received=url,
-            mend="Write them into a folder, and copy that",
-        )
+    """Raises DataError where something lies below a URL, OptionError for one that is only read."""
+    _check_writable(url, "the place of shards")
     found = sorted(Store(url).sizes())
     if found:
         raise DataError(
             "shards must be written to a place that is free",
             received=f"{url}, where {found[0]} lies",
             mend="Choose another place",
+        )
+
+
+def _check_writable(url: str, what: str) -> None:
+    if url.split(":")[0] not in WRITABLE:
+        raise OptionError(
+            f"{what} must be a folder, or a URL that begins with s3:// or gs://",
+            received=url,
+            mend="Name a folder, and copy it afterwards",
         )
 
 

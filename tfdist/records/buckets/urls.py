@@ -19,7 +19,7 @@ PACKAGES = {
     "https": "aiohttp",
     "http": "aiohttp",
 }
-#: Schemes of the URLs that trainings and checkpoints are written to.
+#: Schemes of the URLs that something is written to.
 WRITABLE = ("s3", "gs", "gcs")
 # Of two letters and more: one may be a drive. pathlib makes one slash of two.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+([^/].*)", re.DOTALL)

@@ -17,7 +17,6 @@ from tfdist.errors import DataError
 from tfdist.records.clients.stores import ClientStore
 from tfdist.records.format.checking import ShardReader, damage
 from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, cut_frames
-from tfdist.records.format.files import regular_size
 from tfdist.records.format.manifest import (
     Layout,
     Manifest,
@@ -290,9 +289,7 @@ def read_examples(folder: Path, shard: ShardInfo, manifest: Manifest) -> list[by
     frames, end = cut_frames(data)
     if len(frames) != shard.records or end != len(data):
         raise damage(folder, shard, manifest)
-    for number, frame in enumerate(frames):  # In their places: not all of them twice.
-        frames[number] = frame[HEADER_BYTES:-FOOTER_BYTES]
-    return frames
+    return [bytes(frame[HEADER_BYTES:-FOOTER_BYTES]) for frame in frames]
 
 
 def _read(folder: Path, shard: ShardInfo, manifest: Manifest) -> memoryview:
@@ -303,7 +300,7 @@ def _read(folder: Path, shard: ShardInfo, manifest: Manifest) -> memoryview:
     """
     path = manifest.shard_folder(folder) / shard.file
     with contextlib.suppress(OSError):
-        if regular_size(path) == shard.bytes:
+        if path.stat().st_size == shard.bytes:
             with ShardReader(path, manifest.compression == "gzip", None) as reader:
                 data = reader.read(sys.maxsize)
             if reader.broken is None and f"{reader.checksum:08x}" == shard.checksum:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -295,7 +296,9 @@ def _undecodable(images: list[Feature], record: bytes) -> str | None:
         if len(files) != 1:
             return f"has {len(files)} images '{feature.name}', not one"
         shape = None if None in feature.shape else feature.shape
-        if reason := undecodable(files[0], shape, upright=feature.reading.upright):
+        with warnings.catch_warnings(action="ignore"):  # Pillow warns of huge images.
+            reason = undecodable(files[0], shape, upright=feature.reading.upright)
+        if reason:
             return f"the image '{feature.name}' cannot be decoded ({reason})"
     return None
 

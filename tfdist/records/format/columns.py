@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -102,7 +103,9 @@ class Columns:
         owners = ids if label.classes is None else np.array(label.classes, object)[ids]
         return replace(self, owners=owners)
 
+    @functools.cached_property
     def varint_widths(self) -> dict[str, int]:
+        """The bytes that each value of a feature of whole numbers takes, by its name."""
         return {
             feature.name: varint_width(self.columns[feature.name])
             for feature in self.schema.features

@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -31,6 +31,8 @@ _BLOCK_BYTES = 1 << 19
 
 # Field number of bytes_list, float_list and int64_list in tf.train.Feature.
 _LIST_FIELD = {"raw": 1, "bytes": 1, "jpeg": 1, "png": 1, "image": 1, "float": 2, "int64": 3}
+
+_Bytes = TypeVar("_Bytes", bytes, memoryview)
 
 # For each feature its values in some records: an array; where they vary, a value for each record.
 Block = Mapping[str, "np.ndarray | Sequence[Any]"]
@@ -194,7 +196,7 @@ def frame_record(record: bytes) -> tuple[bytes, bytes, bytes]:
     return header, record, struct.pack("<I", mask(crc32c(record)))
 
 
-def cut_frames(framed: bytes | memoryview) -> tuple[list[bytes], int]:
+def cut_frames(framed: _Bytes) -> tuple[list[_Bytes], int]:
     """Returns the framed records that are whole, and where the last of them ends."""
     frames, at = [], 0
     while len(framed) - at >= HEADER_BYTES:
@@ -202,7 +204,7 @@ def cut_frames(framed: bytes | memoryview) -> tuple[list[bytes], int]:
         end = at + HEADER_BYTES + length + FOOTER_BYTES
         if end > len(framed):
             break
-        frames.append(bytes(framed[at:end]))
+        frames.append(framed[at:end])
         at = end
     return frames, at
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import re
 import struct
-import warnings
 from collections.abc import Sequence
 
 from tfdist.errors import package_missing
@@ -51,7 +50,7 @@ def _has_end(jpeg: bytes) -> bool:
 def undecodable(
     data: bytes, shape: Sequence[int] | None = None, *, upright: bool = False
 ) -> str | None:
-    """Returns why an image cannot be decoded; None when it can.
+    """Returns why an image cannot be decoded; None when it can. Pillow warns of huge ones.
 
     Args:
         data: the bytes of a file.
@@ -59,22 +58,20 @@ def undecodable(
         upright: whether that is the shape of a JPEG image turned as its EXIF says.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of huge images.
-            with Image.open(io.BytesIO(data)) as image:
-                image.verify()  # The checksums of a PNG; it can be used once.
-                if image.format == "PNG" and _PNG_END not in data:  # libpng wants it, Pillow not.
-                    return "its end is damaged, or cut off"
-            with Image.open(io.BytesIO(data)) as image:
-                size = (image.height, image.width)
-                is_turned = upright and data[:2] == b"\xff\xd8"
-                if is_turned and is_sideways(orientation_of(image)):
-                    size = size[::-1]
-                if shape is not None and size != tuple(shape[:2]):
-                    return f"{size[1]}x{size[0]} pixels where there are {shape[1]}x{shape[0]}"
-                image.load()
-                if image.format in ("JPEG", "MPO") and not _has_end(data):  # libjpeg wants it, too.
-                    return "its end is damaged, or cut off"
+        with Image.open(io.BytesIO(data)) as image:
+            image.verify()  # The checksums of a PNG; it can be used once.
+            if image.format == "PNG" and _PNG_END not in data:  # libpng wants it, Pillow not.
+                return "its end is damaged, or cut off"
+        with Image.open(io.BytesIO(data)) as image:
+            size = (image.height, image.width)
+            is_turned = upright and data[:2] == b"\xff\xd8"
+            if is_turned and is_sideways(orientation_of(image)):
+                size = size[::-1]
+            if shape is not None and size != tuple(shape[:2]):
+                return f"{size[1]}x{size[0]} pixels where there are {shape[1]}x{shape[0]}"
+            image.load()
+            if image.format in ("JPEG", "MPO") and not _has_end(data):  # libjpeg wants it, too.
+                return "its end is damaged, or cut off"
     except UNREADABLE as error:
         return " ".join(str(error).split()) or type(error).__name__
     return None

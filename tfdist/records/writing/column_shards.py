@@ -96,7 +96,7 @@ def write_columns(
                 )
                 for name, shards in infos.items()
             },
-            layout=make_layout(columns.schema, columns.varint_widths()),
+            layout=make_layout(columns.schema, columns.varint_widths),
             source=columns.kind,
             seed=options.seed,
             stratified=options.stratify,
@@ -136,7 +136,7 @@ def _fingerprint(columns: Columns, plan: Mapping[str, list[_Shard]]) -> str:
         for shards in plan.values()
         for shard in shards
     ]
-    return repr((columns.kind, columns.schema, columns.varint_widths(), shards))
+    return repr((columns.kind, columns.schema, columns.varint_widths, shards))
 
 
 def _divide(
@@ -254,18 +254,17 @@ class _Writer:
 
     def __init__(self, folder: Path, columns: Columns, compression: str):
         self._folder, self._columns, self._compression = folder, columns, compression
-        self._widths = columns.varint_widths()
         self._class_ids = columns.class_ids()
         self._records_at_once = 1
         if columns.are_in_files:  # Where of many records some lie near each other.
-            size = frame_bytes(columns, self._widths)
+            size = frame_bytes(columns)
             self._records_at_once = int(_BYTES_AT_ONCE // max(1, size))
         self._of_thread = threading.local()
 
     def __call__(self, shard: _Shard, progress: Callable[[int], None]) -> ShardInfo:
         # Its block is made once: there may be 10,000 small shards.
         if not hasattr(self._of_thread, "framer"):
-            self._of_thread.framer = make_framer(self._columns.schema, self._widths)
+            self._of_thread.framer = make_framer(self._columns.schema, self._columns.varint_widths)
         framer = self._of_thread.framer
         step, at_once = framer.block_records, max(framer.block_records, self._records_at_once)
         with ShardFile(self._folder / shard.file, self._compression) as file:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -256,12 +255,12 @@ def _array(feature: Feature, value: Any) -> np.ndarray:
     """Returns the numbers of a feature in its dtype, none of them changed by that."""
     what = f"'{feature.name}' must be {feature.dtype} of shape {feature.shown_shape}"
     try:
-        with warnings.catch_warnings(action="error"):  # NumPy warns of what does not fit.
+        with np.errstate(over="raise", invalid="raise"):  # Else NumPy warns of what does not fit.
             given = np.asarray(value)
             if given.dtype.kind not in "biuf" or given.dtype == object:
                 raise InstanceError(what)
             array = given.astype(feature.dtype)
-    except (ValueError, TypeError, OverflowError, RecursionError, Warning):
+    except (ValueError, TypeError, ArithmeticError, RecursionError):
         raise InstanceError(what) from None
     shape = (array.shape[:1] if feature.is_ragged else feature.shape[:1]) + feature.shape[1:]
     if array.shape != shape:
@@ -281,11 +280,7 @@ def _photo(feature: Feature, value: Any, pixels: _Pixels) -> bytes:
         raise InstanceError(f"'{feature.name}' must be the file of an image, as {{\"b64\": ...}}")
     Image.init()  # WebP is not among those that Pillow begins with.
     try:
-        # It warns of large ones, which are counted here.
-        with (
-            warnings.catch_warnings(action="ignore"),
-            Image.open(io.BytesIO(data), formats=_FORMATS) as image,
-        ):
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             pixels.add(image.width * image.height)
             header = header_of(image)
             if isinstance(header, str):

@@ -55,7 +55,7 @@ def frame_bytes(
         widths: the bytes of each varint; None: as these records need them.
         samples: how many are looked at of records that differ.
     """
-    widths = columns.varint_widths() if widths is None else widths
+    widths = columns.varint_widths if widths is None else widths
     layout = make_layout(columns.schema, widths)
     if layout is not None:
         return layout.frame_bytes

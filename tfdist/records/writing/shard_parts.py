@@ -141,9 +141,15 @@ def merge(out: Path) -> tuple[Manifest, int]:
 
     Raises:
         OptionError: there is no part.
-        DataError: the folder is there, or a part is missing, damaged, or of another run.
+        DataError: the folder is there, too, or a part is missing, damaged, or of another run.
     """
     out = out.resolve()
+    if out.is_dir() and any(out.iterdir()) and not folders_of(out):  # Merged already, maybe.
+        raise OptionError(
+            "parts must be there to be merged",
+            received=f"{out}, which is there, and no part beside it",
+            mend=f"See that nothing is lacking: tfdist inspect {out} --check",
+        )
     check_free(out, None, overwrite=False)
     with said_of(out):
         folders, notes = _whole_parts(out)

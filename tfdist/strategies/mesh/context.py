@@ -7,11 +7,12 @@ An activation is a Mesh-TensorFlow tensor [batch, ...]. Its first dimension lies
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.keras.layers import replaced
 from tfdist.keras.tensors import casts
 from tfdist.strategies.mesh.layout import Axes, Layout
 from tfdist.strategies.mesh.operations import BATCH, MODEL, LocalOperation, mtf
@@ -158,15 +159,10 @@ class Context:
         """Returns whole numbers in the precision of the layer, for one that casts these, too."""
         return x if x.dtype.is_floating else self.cast(x, self.compute_dtype)
 
-    @contextlib.contextmanager
-    def computing_as(self, layer: Any) -> Iterator[None]:
+    def computing_as(self, layer: Any) -> contextlib.AbstractContextManager:
         """Encloses the conversion of ``layer``: its precision, Keras' mixed ones included."""
-        before = self.compute_dtype
-        self.compute_dtype = tf.as_dtype(layer.compute_dtype) if layer.compute_dtype else before
-        try:
-            yield
-        finally:
-            self.compute_dtype = before
+        own = layer.compute_dtype
+        return replaced(self, compute_dtype=tf.as_dtype(own) if own else self.compute_dtype)
 
     def whole(self, x: Any) -> Any:
         """Brings the last dimension together, where it is split."""

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist import keras
 from tfdist.errors import ModelError
+from tfdist.keras.layers import replaced
 from tfdist.strategies.mesh.layout import Layout
 from tfdist.strategies.mesh.operations import MeshDevices
 from tfdist.strategies.mesh.optimizer import check_optimizer
@@ -215,7 +216,8 @@ class MeshModel:
                 with self.restored():
                     return method(filepath, *args, **options)
             self.to_host()
-            with self._with_optimizer(type(optimizer).from_config(optimizer.get_config())):
+            unused = type(optimizer).from_config(optimizer.get_config())
+            with replaced(self.model, optimizer=unused):
                 result = method(filepath, *args, **options)
             self.set_from_host()
             return result
@@ -246,12 +248,12 @@ class MeshModel:
         self.to_host()
         if self._sharded is None:
             self.state.gather_optimizer()
-        with self._whole_slots(), self._with_optimizer(self.state.host_optimizer()):
-            before, self.host.traces_are_ours = self.host.traces_are_ours, True
-            try:
-                yield
-            finally:
-                self.host.traces_are_ours = before
+        with (
+            self._whole_slots(),
+            replaced(self.model, optimizer=self.state.host_optimizer()),
+            replaced(self.host, traces_are_ours=True),
+        ):
+            yield
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -264,14 +266,6 @@ class MeshModel:
 
     def _whole_slots(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if self._sharded is None else self._sharded.whole()
-
-    @contextlib.contextmanager
-    def _with_optimizer(self, optimizer: Any) -> Iterator[None]:
-        own, self.model.optimizer = self.model.optimizer, optimizer
-        try:
-            yield
-        finally:
-            self.model.optimizer = own
 
     # Steps --------------------------------------------------------------------------------------
     # Batches are taken from the iterator outside of the traced step, so that their shape is known.

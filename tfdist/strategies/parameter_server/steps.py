@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdist import keras
 from tfdist.errors import LaunchError
 from tfdist.keras import step_context
+from tfdist.keras.layers import replaced
 from tfdist.strategies.parameter_server.connections import Watch
 from tfdist.strategies.parameter_server.refusals import refuse_model
 from tfdist.strategies.parameter_server.twin import Twin
@@ -219,11 +220,8 @@ class AsynchronousSteps:
     # Bringing the values over -------------------------------------------------------------------
 
     def _carry(self, values: Callable[[], None], what: str) -> None:
-        self._is_carrying = True
-        try:
+        with replaced(self, _is_carrying=True):
             self._watch.call(values, what)
-        finally:
-            self._is_carrying = False
 
     def _before_read(self) -> None:
         if not self._is_carrying:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfdist.compat.keras import UNREADABLE
 from tfdist.errors import ModelError, OptionError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def with_weights(model_fn: Callable[[], Any], path: str) -> Callable[[], Any]:
             )
         try:
             _load(model, path)
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except UNREADABLE as error:
             raise OptionError(
                 f"init_weights must hold the weights of model '{model.name}', and no others",
                 received=f"an error for {path}: {' '.join(str(error).split())[:300]}",

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.keras.layers import replaced
 from tfdist.training.checkpoints.checkpoint_state import Start
 from tfdist.training.checkpoints.survival import Survival, repeat
 from tfdist.training.engine.binding import Binding
@@ -129,13 +130,10 @@ class ElasticMembership:
             fit.train(start)
 
         eager_variables.make_slots(self._binding.model)
-        self._is_surviving = True
-        try:
+        with replaced(self, _is_surviving=True):
             survival.run(
                 fit.explained, begin=lambda: fit.prepare(None), join=join, train=agree_and_train
             )
-        finally:
-            self._is_surviving = False
 
     def run_again_if_lost(self, loop: Callable[[], Any], explained: Explained) -> Any:
         """Returns what a loop that trains nothing does; anew where a process is lost in it."""

@@ -114,12 +114,13 @@ class StreamImages:
                     header = replace(header, convert_to=header.convert_to or image.mode)
                 is_kept = header.convert_to is None
                 data = bytes(value) if is_kept else rewritten(image, header, are_masks=is_mask)
+                reason = undecodable(data) if is_kept and self._options.decode else None
         except UnidentifiedImageError:
             raise _BadImageError("is no image") from None
         except UNREADABLE as error:
             raise _BadImageError(" ".join(str(error).split())) from None
-        if is_kept and self._options.decode and (reason := undecodable(data)):
-            raise _BadImageError(" ".join(str(reason).split()))
+        if reason:
+            raise _BadImageError(reason)
         self._turned += header.orientation != UPRIGHT
         self._cut += header.is_cut
         self._masks += is_mask

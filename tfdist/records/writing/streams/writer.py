@@ -175,7 +175,8 @@ class _Framer:
         length, step = _length(chunk), self._framer.block_records
         for start in range(0, length, step):
             part = {name: values[start : start + step] for name, values in block.items()}
-            frames, _ = cut_frames(self._framer.frame(part))
+            framed, _ = cut_frames(self._framer.frame(part))
+            frames = [bytes(frame) for frame in framed]  # The framer uses its block again.
             self._bytes += sum(map(len, frames))
             yield frames, None if label is None else part[label.name]
         self._records += length
