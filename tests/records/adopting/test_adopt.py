@@ -260,6 +260,12 @@ def test_what_is_not_clear_is_asked_for_with_all_that_there_is(tmp_path):
     assert str(raised.value).endswith("Say it: inputs='a', labels='label'.")
     with voice.speaking(), pytest.raises(UnclearError, match=r"adopt .* --input a --label label\."):
         adopt(tmp_path)
+    damaged = example(a=b"\x89PNG", label=1)
+    write(tmp_path / "a.tfrecord", [example(a=image(4, 3, "PNG"), label=1), damaged])
+    with pytest.raises(UnclearError, match=r"a \(PNG images, but 1 values that are no JPEG or PNG"):
+        adopt(tmp_path)
+    with pytest.raises(DataError, match=r"PNG image, the first in a\.tfrecord, record 1\."):
+        adopt(tmp_path, inputs="a", labels="label")
     with pytest.raises(DataError, match="Write 'label'"):
         adopt(tmp_path, inputs="a", labels="lable")
     with pytest.raises(DataError, match="one role"):

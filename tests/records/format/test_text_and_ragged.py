@@ -13,6 +13,8 @@ from tfdist.records.format.text_and_ragged import RaggedColumn, TextColumn, as_c
 
 ALL = np.arange(3)
 
+STRINGS = getattr(np.dtypes, "StringDType", lambda: object)()  # NumPy 1 has none.
+
 
 @pytest.mark.parametrize(
     "values",
@@ -20,6 +22,7 @@ ALL = np.arange(3)
         ["a", "bé", ""],
         np.array(["a", "bé", ""]),
         np.array(["a", "bé", ""], object),
+        np.array(["a", "bé", ""], STRINGS),
         np.array([b"a", "bé".encode(), b""], object),
     ],
 )
@@ -52,8 +55,10 @@ def test_ragged_numbers(values, inner):
         np.testing.assert_array_equal(found, np.reshape(value, (len(value), *inner)))
 
 
-def test_ragged_text():
-    assert [list(texts) for texts in as_column("x", [["a"], [], ["b", "c"]])[ALL]] == [
+@pytest.mark.parametrize("made", [list, lambda row: np.array(row, STRINGS)])
+def test_ragged_text(made):
+    values = [made(row) for row in (["a"], [], ["b", "c"])]
+    assert [list(texts) for texts in as_column("x", values)[ALL]] == [
         [b"a"],
         [],
         [b"b", b"c"],

@@ -303,6 +303,13 @@ class TestGenerators:
         with pytest.raises(DataError, match="of an element some values of which are masked"):
             read(lambda: zip(masked, Y, strict=True))
 
+    def test_dtypes_that_numpy_alone_has(self):
+        strings = getattr(np.dtypes, "StringDType", lambda: object)()  # NumPy 1 has none.
+        (x, _), _ = read((np.array(["a", "bé"] * (NUM // 2), strings), Y))
+        assert x.tolist() == [b"a", "bé".encode()] * (NUM // 2)
+        with pytest.raises(DataError, match=r"must hold numbers or strings, but found dtype float"):
+            read((X.astype(np.longdouble), Y))
+
     def test_one_that_never_ends(self):
         def endless():
             while True:

@@ -194,7 +194,7 @@ def adopt(
             received=f"one in {mixed[key]}, where files before have the other",
             mend=f"Adopt them apart, with {spelt('out')}",
         )
-    check_roles(place, chosen, described)
+    check_roles(place, chosen, described, scanned)
     if chosen.weight is not None:
         _check_weights(chosen.weight, scanned)
     schema, more = _schema(chosen, described, names, first_class, before)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from tfdist import errors
 from tfdist.errors import DataError, spelt
 from tfdist.records.adopting.describe import Described
+from tfdist.records.adopting.scan import Scanned
 from tfdist.records.adopting.tfds import Folder
 from tfdist.records.writing.roles import (
     WEIGHT,
@@ -97,10 +98,17 @@ def choose(place: str, described: Mapping[str, Described], said: Asked, told: Fo
     )
 
 
-def check_roles(place: str, chosen: Roles, described: Mapping[str, Described]) -> None:
+def check_roles(
+    place: str,
+    chosen: Roles,
+    described: Mapping[str, Described],
+    scanned: Mapping[str, Scanned],
+) -> None:
     """Raises DataError for a feature that cannot be what it is to be."""
     for name in chosen.used:
         if (problem := described[name].problem) is not None:
+            if 0 < described[name].found.images < described[name].found.values:
+                problem += _first_that_is_no_image(name, scanned)
             raise DataError(
                 f"'{name}' of {place} must be a feature that can be read",
                 received=f"one with {problem}",
@@ -125,6 +133,15 @@ def check_roles(place: str, chosen: Roles, described: Mapping[str, Described]) -
             )
 
 
+def _first_that_is_no_image(name: str, scanned: Mapping[str, Scanned]) -> str:
+    for file, item in scanned.items():
+        found = item.found.get(name)
+        # Records without the feature are not counted.
+        if found is not None and found.no_image is not None and found.records == item.records:
+            return f", the first in {file}, record {found.no_image}"
+    return ""
+
+
 def _is_called_label(name: str) -> bool:
     """Of a name with folders, such as image/class/label, the last part is what it is called."""
     return looks_like_label(name.rpartition("/")[2])
@@ -133,7 +150,8 @@ def _is_called_label(name: str) -> bool:
 def _unclear(place: str, described: Mapping[str, Described], what: str) -> UnclearError:
     items = tuple(described.values())
     listed = "; ".join(
-        f"{item.name} ({' '.join(filter(None, [item.kind, item.shown_shape]))})"
+        f"{item.name} ({' '.join(filter(None, [item.kind, item.shown_shape]))}"
+        f"{', but ' + item.problem if item.problem else ''})"
         for item in items[:_NAMED]
     )
     error = UnclearError(

@@ -37,6 +37,7 @@ class Found:
         unfinite: how many records have a NaN or an infinite value.
         no_weight: (which of the records, its value) of the first that has one number which is below
             0, NaN or infinite; None where none has.
+        no_image: likewise, which has the first bytes that are no JPEG or PNG image.
         binary: the number of bytes of all values; -1 where they differ.
         example: the first record's values, as they are shown.
     """
@@ -55,6 +56,7 @@ class Found:
     other: str | None = None
     unfinite: int = 0
     no_weight: tuple[int, float] | None = None
+    no_image: int | None = None
     binary: int = 0
     example: str = ""
 
@@ -137,7 +139,10 @@ class Found:
         if head is not None:
             self.images += 1
             self._take_head(head, 1)
-        elif self.texts == self.values - 1:
+            return
+        if self.no_image is None:
+            self.no_image = self.records - 1
+        if self.texts == self.values - 1:
             self.texts += _is_text(record[start:stop])
             if self.texts < self.values:
                 self.other = self.other or other_format(record[start : start + 12])

@@ -13,7 +13,7 @@ from tfdist.records.format.large_arrays import LargeTexts
 from tfdist.records.format.whole_numbers import check_kept
 from tfdist.records.wording import check_unmasked
 
-_TEXT_KINDS = "OSU"
+_TEXT_KINDS = "OSTU"
 
 
 class TextColumn:
@@ -120,6 +120,8 @@ def as_column(name: str, values: Any) -> np.ndarray | TextColumn | RaggedColumn:
         array = np.asarray(values)
     except ValueError:  # Lists of unequal lengths.
         array = objects(values)
+    if array.dtype.kind == "T":  # NumPy's StringDType, which TensorFlow does not take.
+        array = array.astype(object)
     if array.dtype.kind in "SU" and hasattr(values, "dtype"):
         return TextColumn(array)
     if array.dtype.kind in "SU":  # NumPy makes text of numbers beside text.

@@ -253,8 +253,11 @@ def _to_array(value: Any) -> np.ndarray:
             received=repr(value)[:80],
             mend="Give a list or an array with an entry for each record",
         )
+    if array.dtype.kind == "T":  # NumPy's StringDType, which TensorFlow does not take.
+        array = array.astype(object)
     is_text = array.dtype.kind == "O" and all(isinstance(v, (str, bytes)) for v in array.flat)
-    if array.dtype.kind not in "biufSU" and not is_text:
+    is_longer = array.dtype.kind == "f" and array.dtype.itemsize > 8  # Than TensorFlow's longest.
+    if is_longer or (array.dtype.kind not in "biufSU" and not is_text):
         raise DataError(
             "arrays must hold numbers or strings",
             received=f"dtype {array.dtype}",

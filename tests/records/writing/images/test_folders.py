@@ -528,6 +528,7 @@ class TestLabels:
             ),
             ("l.csv", "file\na.png\n", "a label beside the column 'file'"),
             ("l.csv", "what,kind\nx,y\n", "columns what, kind, none of which names one"),
+            ("l.csv", "file,kind\na.PNG,x\n", r"\('a\.PNG', where the folder has a\.png\)"),
             ("l.csv", "", "each once, but found an empty line"),
             ("l.csv", "file,kind\n", "must have rows below its header"),
             ("l.csv", "file,kind,kind\na.png,x,y\n", "each once"),
@@ -723,6 +724,9 @@ class TestMasks:
         save(tmp_path / "masks/a.tif", mode="L", save_all=True, append_images=[mask])
         columns = opened(tmp_path / "photos", masks=tmp_path / "masks")
         assert "1 of 1 masks have several frames" in note(columns, "frames")
+        more = Image.new("RGB", (4, 3), 1)
+        save(tmp_path / "animated/x/a.png", save_all=True, append_images=[more])
+        assert "1 of 1 images have several frames" in note(opened(tmp_path / "animated"), "frames")
 
     def test_classes_of_one_split_alone_are_none(self, tmp_path):
         for place in ("train/a/0", "train/b/1", "val/2"):

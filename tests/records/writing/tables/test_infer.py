@@ -130,6 +130,8 @@ def test_a_column_is_of_a_kind_that_95_percent_of_it_have():
 def test_marks_between_thousands_are_told(odd):
     (note,) = infer(Written([odd, odd, "7"])).notes
     assert note.startswith(f"is text, though values such as '{odd}' are numbers with marks")
+    (note,) = infer(Written(["1,25", "0,5", "7"])).notes
+    assert note.startswith("is text, though values such as '1,25' are numbers with decimal commas")
     assert infer(Written(["1,2", "192.168.100.200", "1,23,4"])).notes == ()
 
 

@@ -147,6 +147,8 @@ def test_objects_within_objects_are_columns_called_by_their_paths(tmp_path):
     features = columns.block(np.arange(4))["features"]
     np.testing.assert_array_equal(features, [[n, n / 2] for n in range(4)])
     assert any("columns of their own: user.age, user.at.x" in note for note in columns.notes)
+    path.write_text('{"user": {}, "x": 2, "y": 1}\n')
+    assert read_raw(path, Asked(label="y")).notes == ()
     path.write_text('{"user": {"age": 1}, "user.age": 2, "y": 1}\n')
     with pytest.raises(DataError, match=r"each key once, but found 'user\.age' twice in line 1"):
         read_raw(path, Asked(label="y"))

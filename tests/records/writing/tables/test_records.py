@@ -306,9 +306,11 @@ def test_an_index_that_numbers_nothing_is_a_column(tmp_path):
     np.testing.assert_array_equal(rows(columns)["label"], prices)
     lines = ["a,y,index", *(f"{n}.5,{n % 2},{price}" for n, price in enumerate(prices))]
     assert dict(read(tmp_path, lines).roles)["index"] == "dropped (it numbers the rows)"
-    for index in (range(12), prices):
+    for index, is_told in ((range(12), False), (prices, True)):
         lines = ["Index,a,y", *(f"{number},{n}.5,{n % 2}" for n, number in enumerate(index))]
-        assert dict(read(tmp_path, lines).roles)["Index"] == "dropped (it numbers the rows)"
+        columns = read(tmp_path, lines)
+        assert dict(columns.roles)["Index"] == "dropped (it numbers the rows)"
+        assert any("'Index' is left out" in note for note in columns.notes) == is_told
 
 
 def test_a_date_is_filled_with_what_is_told(tmp_path):

@@ -211,7 +211,7 @@ def _header(image: Image.Image, mode: str, kept: bool, orientation: int = UPRIGH
         dtype=dtype,
         convert_to=None if kept else mode,
         orientation=orientation,
-        has_frames=not kept and getattr(image, "is_animated", False),
+        has_frames=(not kept or _format(image) == "PNG") and getattr(image, "is_animated", False),
         is_cut=dtype == "uint8" and _has_16_bits(image),
     )
 

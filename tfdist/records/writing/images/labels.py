@@ -255,9 +255,11 @@ def _file_column(
             mend=f"Call the one that names them '{_FILE_COLUMNS[0]}', with suffixes",
         )
     if not counts[best]:
+        shown = next((text for name in called for text in texts[name] if text), None)
+        example = "" if shown is None else f" ('{shown:.60}', where the folder has {images[0]})"
         raise DataError(
             f"{rows.path} must have a column with the names of the image files",
-            received=f"columns {', '.join(names)}, none of which names one",
+            received=f"columns {', '.join(names)}, none of which names one{example}",
             mend=f"Call it {_FILE_COLUMNS[0]} or {_FILE_COLUMNS[1]}, and name files by their path "
             "in the folder",
         )

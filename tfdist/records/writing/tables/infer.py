@@ -235,13 +235,17 @@ def _of_texts(column: Written) -> Cells:
             )
         elif kind == DATE and not share:
             note += found[:1]  # Why they are no dates.
-    marked = [text for text in sample if _THOUSANDS.fullmatch(text)]
     numbers = sum(_number(text) is not None for text in sample)
-    if not note and marked and len(marked) + numbers >= len(sample) * _NEARLY:
-        note = (
-            f"is text, though values such as '{marked[0]:.{_SHOWN}}' are numbers with marks "
-            "between thousands: take these out to have numbers",
-        )
+    for written, marks in (
+        (_THOUSANDS, "marks between thousands: take these out"),
+        (_DECIMAL_COMMA, "decimal commas: write points"),
+    ):
+        marked = [text for text in sample if written.fullmatch(text)]
+        if not note and marked and len(marked) + numbers >= len(sample) * _NEARLY:
+            note = (
+                f"is text, though values such as '{marked[0]:.{_SHOWN}}' are numbers with {marks} "
+                "to have numbers",
+            )
     return Cells(TEXT, texts, missing, notes=note)
 
 

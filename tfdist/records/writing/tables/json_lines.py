@@ -75,8 +75,8 @@ def read_json_lines(path: Path, *, in_file: bool = False) -> Table:
             received="none",
             mend='Write a line for each record, such as {"x": 1.5, "label": 0}',
         )
-    if found.is_nested:
-        nested = [name for name in found.names if "." in name]
+    nested = [name for name in found.names if "." in name] if found.is_nested else []
+    if nested:
         notes = (*notes, f"objects within objects are columns of their own: {listed(nested, 5)}")
     columns: Mapping[str, Any] = {
         name: Values([item.get(name) for item in found.rows]) for name in found.names

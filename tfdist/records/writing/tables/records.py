@@ -92,6 +92,11 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
         cells = {name: taken(column, kept, table.store) for name, column in cells.items()}
     notes = [*table.notes, *notes]
     notes += [f"column '{name}' has no value in any row: it is left out" for name in empty]
+    notes += [
+        f"column '{name}' is left out as the number of the row: {spelt('inputs')} would keep it"
+        for name, counts in index.items()
+        if not counts
+    ]
     for name in inputs:
         if cells[name].missing.any():
             whole, note = filled(name, cells[name], how)
@@ -166,12 +171,15 @@ def words_of(table: Table, asked: Asked) -> dict[str, tuple[str, ...]]:
     }
 
 
-def index_columns(table: Table, asked: Asked, *, last_is_label: bool) -> list[str]:
-    """Returns the columns that number the rows, of which the user says nothing."""
+def index_columns(table: Table, asked: Asked, *, last_is_label: bool) -> dict[str, bool]:
+    """Returns the columns that number the rows, of which the user says nothing.
+
+    Of each whether it counts them; else it has another whole number in each row, as ids are.
+    """
     said = mentioned(table.place, "column", table.names, asked)
     may_be_label = last_is_label and asked.label is None
     may_be_label &= not any(map(looks_like_label, table.names))
-    found = []
+    found = {}
     for name in table.names:
         if name.lower() in _INDEX_NAMES and name not in said:
             cells = infer(table.columns[name])
@@ -179,10 +187,10 @@ def index_columns(table: Table, asked: Asked, *, last_is_label: bool) -> list[st
             if not is_whole or len(np.unique(cells.values)) < len(cells):
                 continue
             # An index of prices, say, is no numbering, least of all as the last column.
-            counts = np.ptp(cells.values) == len(cells) - 1
+            counts = bool(np.ptp(cells.values) == len(cells) - 1)
             is_label = may_be_label and name.lower() == "index" and name == table.names[-1]
             if counts or not is_label:
-                found.append(name)
+                found[name] = counts
     return found
 
 
