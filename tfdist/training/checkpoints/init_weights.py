@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import ModelError, OptionError
+from tfdist.errors import ModelError, OptionError, in_one_line
 
 if TYPE_CHECKING:
     import h5py
@@ -53,7 +53,7 @@ def with_weights(model_fn: Callable[[], Any], path: str) -> Callable[[], Any]:
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise OptionError(
                 f"init_weights must hold the weights of model '{model.name}', and no others",
-                received=f"an error for {path}: {' '.join(str(error).split())[:300]}",
+                received=f"an error for {path}: {in_one_line(error)}",
                 mend="Give a file of the same architecture, as model.save wrote it",
             ) from error
         return model
