@@ -285,6 +285,24 @@ def what_microbatches_would_do_otherwise_is_told(strategy, folder):
     assert "not from the global batch: layer 'norm'\n" in said.getvalue()
 
 
+@scenario("single")
+def a_sequence_is_tried_on_rows_before_microbatches_are(strategy, folder):
+    class Batches(keras.utils.Sequence):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+            return data(8, weighted=False)
+
+    def spread(y, y_pred):
+        return -tf.math.reduce_variance(y_pred, axis=0)
+
+    model = given(strategy, accumulate_steps=2).build(lambda: mlp(loss=spread))
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        model.fit(Batches(), verbose=0)
+    assert "warning: loss 'spread' is no mean over the rows" in said.getvalue()
+
+
 # BatchNormalization ------------------------------------------------------------------------------
 
 
