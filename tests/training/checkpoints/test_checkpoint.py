@@ -356,11 +356,20 @@ def test_only_damaged_ones_are_an_error(broken):
         fit(elsewhere)
 
 
-def test_options():
-    with pytest.raises(OptionError, match="every_steps"):
-        Checkpoints("folder", every_steps=0)
-    with pytest.raises(OptionError, match="keep"):
-        Checkpoints("folder", keep=0)
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"every_steps": 0}, "every_steps must be a whole number of at least 1"),
+        ({"every_steps": 2.5}, "every_steps must be a whole number"),
+        ({"keep": 0}, "keep must be a whole number of at least 1"),
+        ({"keep": "3"}, "keep must be a whole number"),
+        ({"resume": "no"}, "resume must be True or False"),
+        ({"directory": None}, "directory must be a path"),
+    ],
+)
+def test_options(options, rule):
+    with pytest.raises(OptionError, match=rule):
+        Checkpoints(**({"directory": "folder"} | options))
 
 
 @pytest.mark.parametrize("name", ["m[1]", "m*", "m?", "m\\1"])
