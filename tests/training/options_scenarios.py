@@ -303,6 +303,27 @@ def a_sequence_is_tried_on_rows_before_microbatches_are(strategy, folder):
     assert "warning: loss 'spread' is no mean over the rows" in said.getvalue()
 
 
+@scenario("single")
+def added_numbers_that_may_be_of_rows_or_means_are_refused(strategy, folder):
+    """Keras trains on their sum: in microbatches of 4 rows, 4 means would count as 4 rows."""
+
+    class Means(layers.Layer):
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            self.add_loss(tf.reduce_mean(tf.square(x), 0))
+            return x
+
+    def model_fn() -> keras.Model:
+        model = keras.Sequential([keras.Input((5,)), layers.Dense(4), Means(name="means")])
+        model.compile(keras.optimizers.SGD(0.05))
+        return model
+
+    batches = tf.data.Dataset.from_tensor_slices(data(16, weighted=False))
+    batches = batches.batch(8, drop_remainder=True)
+    model = given(strategy, accumulate_steps=2).build(model_fn)
+    with pytest.raises(ModelError, match=r"4 numbers beside 4 rows, of layer 'means'"):
+        model.fit(batches, verbose=0)
+
+
 # BatchNormalization ------------------------------------------------------------------------------
 
 
