@@ -82,7 +82,7 @@ def _load(model: Any, path: str) -> None:
         follow_variables(model)  # The buckets of a Discretization, which Keras 2 would not.
         model.save_weights(own)
         with h5py.File(own) as source:
-            more = sorted(expected - _arrays(source))
+            more = sorted(filter(_is_weight, expected - _arrays(source)))
     if more:  # Keras passes them by.
         raise ValueError(f"the model has no {', '.join(more)}")
 
@@ -104,10 +104,8 @@ def passed_by(model: Any, path: str) -> list[str]:
     of_training = [*optimizers_of(model), *getattr(model, "metrics", ())]
 
     def is_weight(name: str) -> bool:
-        # Models within it may have been trained by themselves; seeds are no weights.
-        return not {"seed_generator", *_OF_TRAINING} & set(name.split("/")) and not _is_of_training(
-            model, name.partition("/")[0], of_training
-        )
+        group = name.partition("/")[0]
+        return _is_weight(name) and not _is_of_training(model, group, of_training)
 
     with tempfile.TemporaryDirectory(prefix="tfdist-weights-") as folder:
         with h5py.File(_file_in(path, folder)) as given:
@@ -122,6 +120,12 @@ def passed_by(model: Any, path: str) -> list[str]:
         with h5py.File(own) as kept:
             known = set(map(_today, _arrays(kept)))
         return sorted(name for name in names if _today(name) not in known)
+
+
+def _is_weight(name: str) -> bool:
+    """Whether an array is one: models within a model may have been trained by themselves, and seeds
+    are none."""
+    return not {"seed_generator", *_OF_TRAINING} & set(name.split("/"))
 
 
 def _today(name: str) -> str:
