@@ -577,6 +577,26 @@ def test_callbacks_that_decide_go_on_from_what_they_had_seen(tmp_path, epoch):
         assert rest.history[name] == pytest.approx(history.history[name][epoch:], abs=1e-6)
 
 
+class Slower(keras.callbacks.Callback):
+    """Begins with a learning rate of its own, which it halves at each epoch's end."""
+
+    def on_train_begin(self, logs=None):
+        self.model.optimizer.learning_rate.assign(0.05)
+
+    def on_epoch_end(self, epoch, logs=None):
+        rate = self.model.optimizer.learning_rate
+        rate.assign(0.5 * tf.convert_to_tensor(rate))
+
+
+@pytest.mark.parametrize("stops", [Interrupt(2), Break(4)], ids=["epoch", "step"])
+def test_a_rate_that_a_callback_sets_when_a_fit_begins_is_not_set_again(tmp_path, stops):
+    unbroken, _ = fit(Slower())
+    with pytest.raises(KeyboardInterrupt):
+        fit(Checkpoints(tmp_path, every_steps=1), Slower(), stops)
+    resumed, _ = fit(Checkpoints(tmp_path, resume=True), Slower())
+    assert_same(resumed, unbroken)
+
+
 @pytest.mark.parametrize("stops_first", [True, False])
 def test_an_epoch_that_a_callback_ended_goes_on(tmp_path, unbroken, stops_first):
     class Stop(keras.callbacks.Callback):

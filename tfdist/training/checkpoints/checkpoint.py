@@ -129,6 +129,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._others: Sequence[tf.keras.callbacks.Callback] = ()
         self._confirm: Callable[[], None] | None = None
         self._shared: SharedCheckpoints | None = None
+        self._has_restored = False
         self.go_on_at(Position())
 
     # Called by the fit of a built model ---------------------------------------------------------
@@ -368,14 +369,15 @@ class Checkpoints(tf.keras.callbacks.Callback):
         """Tells where the next call of Keras' fit begins, in an epoch that may have begun."""
         self._going_on_at = position
         self._last_step = position.step
+        # Who joins has them of the others, and restored nothing.
+        self._rates = fixed_rates_of(self._binding.model) if self._has_restored else []
 
     # Keras' hooks -------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         if self.start.callbacks:
             callback_state.restore_begun(self._others, self.start.callbacks)
-        # Who joins has them of the others, and restored nothing.
-        self._rates = fixed_rates_of(self.model) if self._has_restored else []
+        put_rates(self._rates)  # A callback may have set the first ones.
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._current_epoch = epoch
