@@ -14,6 +14,8 @@ from typing import Any
 
 # Characters of each of the three parts of a message.
 _LONGEST_PART = 1200
+# Of what an error of a library says.
+_LONGEST_REASON = 300
 #: Whether a command runs in this process, so that messages have the words of the shell.
 in_shell = False
 
@@ -138,6 +140,11 @@ def first_line(error: BaseException) -> str:
     """Returns the first line of what an error says, or what it is where it says nothing."""
     lines = (line for line in str(error).splitlines() if line.strip())
     return next(lines, type(error).__name__)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Returns what an error says in a line that is cut, or what it is where it says nothing."""
+    return " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
 
 
 def cannot_write(path: object, error: BaseException) -> WriteError:

@@ -116,11 +116,11 @@ def test_a_lost_slot_stays_lost_until_it_is_offered_again():
 
 def test_what_a_user_hears_of_changes():
     members = Membership(Elasticity(min_workers=1, is_fixed=False), timeout_s=60)
-    assert members.take({"event": "world", "ranks": {"0": 0, "1": 1}}) is None
+    assert members.take({"event": "world", "ranks": {"0": 0, "1": 1}, "given_up": 0}) is None
     members.note_step(0, {"event": "step", "step": 3, "steps": 9})  # Of a prediction.
     members.note_step(0, {"event": "step", "epoch": 1, "step": 7})
     assert members.take({"event": "lost", "number": 0, "rank": 0, "host": "h", "code": 137}) is None
-    assert members.take({"event": "world", "ranks": {"1": 0}}) == (
+    assert members.take({"event": "world", "ranks": {"1": 0}, "given_up": 0}) == (
         "rank 0 on h was lost (exit code 137 (SIGKILL), last heard of at step 7 of epoch 2); "
         "going on with 1 worker"
     )
@@ -128,16 +128,24 @@ def test_what_a_user_hears_of_changes():
     assert not members.is_member(0)
     unfit = members.take({"event": "unfit", "host": "h", "code": 1})
     assert unfit == "a worker on h ended before it could join (exit code 1)"
-    grown = members.take({"event": "world", "ranks": {"1": 0, "3": 1}})
+    grown = members.take({"event": "world", "ranks": {"1": 0, "3": 1}, "given_up": 0})
     assert grown == "1 worker joined; going on with 2 workers"
-    shrunk = members.take({"event": "world", "ranks": {"1": 0}})
+    shrunk = members.take({"event": "world", "ranks": {"1": 0}, "given_up": 1})
     assert shrunk == "1 worker no longer offered; going on with 1 worker"
     assert members.first_failure is None
 
 
+def test_a_worker_that_ends_well_is_not_told_as_one_without_a_slot():
+    members = Membership(Elasticity(min_workers=1, is_fixed=False), timeout_s=60)
+    members.take({"event": "world", "ranks": {"0": 0, "1": 1, "2": 2}, "given_up": 0})
+    members.take({"event": "lost", "number": 1, "rank": 1, "host": "h", "code": 1})
+    told = members.take({"event": "world", "ranks": {"2": 0}, "given_up": 0})
+    assert told == "rank 1 on h was lost (exit code 1); going on with 1 worker"
+
+
 def test_those_that_go_on_must_meet_within_the_deadline():
     members = Membership(Elasticity(min_workers=1, is_fixed=False), timeout_s=0)
-    members.take({"event": "world", "ranks": {"0": 0, "1": 1}})
+    members.take({"event": "world", "ranks": {"0": 0, "1": 1}, "given_up": 0})
     members.check_deadline()
     members.take({"event": "waiting"})  # As when another hangs.
     with pytest.raises(LaunchError, match="must meet again within 0 s"):

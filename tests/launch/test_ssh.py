@@ -155,6 +155,7 @@ def test_a_host_that_is_none_is_one_line(launch, traces, where, words):
     [
         ("exit 0", "node1, of which ssh says: exit code 0"),
         ("echo 'python: not found' >&2; exit 127", "of which ssh says: python: not found"),
+        ("printf '😀%.0s' $(seq 600) >&2; exit 1", "of which ssh says: 😀😀"),  # Of 12 bytes each.
     ],
 )
 def test_a_host_that_runs_something_else_is_one_line(launch, sshd, shell, words, tmp_path):

@@ -48,5 +48,11 @@ def test_what_the_user_has_set_stays():
     assert alone["HOROVOD_CONTROLLER"] == "gloo"
 
 
+def test_a_deadline_of_horovods_that_is_no_number_is_refused():
+    environ = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5 min"}
+    with pytest.raises(OptionError, match=r"SHUTDOWN_TIME_SECONDS must be a whole number .*5 min"):
+        _prepare_environment(environ, Topology(), 60)
+
+
 def test_on_two_ranks(scenario):
     scenario.check()

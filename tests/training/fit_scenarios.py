@@ -330,6 +330,28 @@ def own(kind: type[keras.Model], **options: Any) -> keras.Model:
     return model
 
 
+class Relative(Own):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.usual = tf.Variable(
+            1.0,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        loss, usual = super().compute_loss(x, y, y_pred, sample_weight), tf.identity(self.usual)
+        self.usual.assign(0.5 * usual + 0.5 * loss)
+        return loss / usual
+
+
+@scenario("mirrored", "horovod")
+def a_loss_that_keeps_a_mean(strategy, folder):
+    model, reference = equals_one_device(strategy, lambda: own(Relative), data())
+    np.testing.assert_allclose(model.usual.numpy(), reference.usual.numpy(), rtol=1e-5)
+
+
 @scenario("mirrored", "horovod", long=True)
 def a_loss_that_shows_nothing(strategy, folder):
     """As with Keras, where compute_loss updates no metric; verify compares what there is."""
@@ -1005,7 +1027,8 @@ def callbacks_that_decide(strategy, folder):
     history = model.fit(feed, epochs=9, callbacks=stop, verbose=0)
     assert history.epoch == [0, 1]
     plan = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 / (epoch + 1))
-    rates = model.fit(feed, epochs=2, callbacks=[plan], verbose=0).history["learning_rate"]
+    plan = keras.callbacks.CallbackList([plan])  # As a loop of one's own has them.
+    rates = model.fit(feed, epochs=2, callbacks=plan, verbose=0).history["learning_rate"]
     np.testing.assert_allclose(rates, [0.5, 0.25])
     plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.1, patience=1, min_delta=10.0)
     rates = model.fit(feed, epochs=3, callbacks=[plateau], verbose=0).history["learning_rate"]

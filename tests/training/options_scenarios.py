@@ -285,6 +285,45 @@ def what_microbatches_would_do_otherwise_is_told(strategy, folder):
     assert "not from the global batch: layer 'norm'\n" in said.getvalue()
 
 
+@scenario("single")
+def a_sequence_is_tried_on_rows_before_microbatches_are(strategy, folder):
+    class Batches(keras.utils.Sequence):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+            return data(8, weighted=False)
+
+    def spread(y, y_pred):
+        return -tf.math.reduce_variance(y_pred, axis=0)
+
+    model = given(strategy, accumulate_steps=2).build(lambda: mlp(loss=spread))
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        model.fit(Batches(), verbose=0)
+    assert "warning: loss 'spread' is no mean over the rows" in said.getvalue()
+
+
+@scenario("single")
+def added_numbers_that_may_be_of_rows_or_means_are_refused(strategy, folder):
+    """Keras trains on their sum: in microbatches of 4 rows, 4 means would count as 4 rows."""
+
+    class Means(layers.Layer):
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            self.add_loss(tf.reduce_mean(tf.square(x), 0))
+            return x
+
+    def model_fn() -> keras.Model:
+        model = keras.Sequential([keras.Input((5,)), layers.Dense(4), Means(name="means")])
+        model.compile(keras.optimizers.SGD(0.05))
+        return model
+
+    batches = tf.data.Dataset.from_tensor_slices(data(16, weighted=False))
+    batches = batches.batch(8, drop_remainder=True)
+    model = given(strategy, accumulate_steps=2).build(model_fn)
+    with pytest.raises(ModelError, match=r"4 numbers beside 4 rows, of layer 'means'"):
+        model.fit(batches, verbose=0)
+
+
 # BatchNormalization ------------------------------------------------------------------------------
 
 

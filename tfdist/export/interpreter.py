@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import ExportError
+from tfdist.errors import ExportError, in_one_line
 from tfdist.export.quiet import quiet
 
 
@@ -55,7 +55,7 @@ class TfliteModel:
         except RuntimeError as error:
             raise ExportError(
                 "the interpreter must be able to run the file",
-                received=f"an error: {' '.join(str(error).split())[:300]}",
+                received=f"an error: {in_one_line(error)}",
                 mend="Choose another quantization, or a layer that TFLite has for this one",
             ) from error
         return {name: _decoded(value, self.outputs[name]) for name, value in outputs.items()}

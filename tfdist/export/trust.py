@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.compat import is_keras
 from tfdist.compat.keras import UNREADABLE
-from tfdist.errors import ModelError, read_json
+from tfdist.errors import ModelError, in_one_line, read_json
 
 FILES = "a .keras or .h5 file, or the folder of a SavedModel, that Keras wrote"
 # A description of a model is text: more than this is no description.
@@ -165,9 +165,8 @@ def _from_hdf5(path: Path) -> list[bytes]:
 
 def unreadable(path: object, error: Exception, mend: str = f"Give {FILES}") -> ModelError:
     """The error for a file of a model that cannot be loaded."""
-    reason = " ".join(str(error).split())[:200]
     rule = f"{path} must be a model that Keras can load"
-    return ModelError(rule, received=f"an error: {reason}", mend=mend)
+    return ModelError(rule, received=f"an error: {in_one_line(error)}", mend=mend)
 
 
 def _in_description(text: bytes) -> Iterator[str]:

@@ -9,10 +9,11 @@ before (``checkpoints.survival``). A worker that joins imports TensorFlow first,
 What differs from ``horovodrun``'s driver: each slot stands for itself (``Slots``), nothing passes
 through a shell or in an argument, all listen on loopback, and nobody listens for news.
 
-Events (see ``launch.events``): "world" with the rank of each worker by its number, "lost", "unfit"
-when a worker ends before it could join, "waiting" when one waits for the others to meet it, "anew"
-when a meeting broke, and "no discovery" when the slots cannot be learnt. A worker's number tags its
-output; it is its first rank, or a new one for a worker that joins.
+Events (see ``launch.events``): "world" with the rank of each worker by its number, and how many had
+slots that are no longer offered ("given_up"), "lost", "unfit" when a worker ends before it could
+join, "waiting" when one waits for the others to meet it, "anew" when a meeting broke, and "no
+discovery" when the slots cannot be learnt. A worker's number tags its output; it is its first rank,
+or a new one for a worker that joins.
 """
 
 from __future__ import annotations
@@ -200,8 +201,9 @@ class Driver:
         self._workers.remove(worker)
         worker.close()
 
-    def _tell_world(self) -> None:
-        tell({"event": "world", "ranks": {str(w.number): w.rank for w in self._members}})
+    def _tell_world(self, given_up: int = 0) -> None:
+        ranks = {str(worker.number): worker.rank for worker in self._members}
+        tell({"event": "world", "ranks": ranks, "given_up": given_up})
 
     # What workers do ----------------------------------------------------------------------------
 
@@ -302,14 +304,15 @@ class Driver:
                 self._end(members)
             return  # Slots may come; the supervisor does not wait for ever.
         meeting = meeting[: self._max_workers]
-        self._end(worker for worker in members if worker not in meeting)
+        given_up = [worker for worker in members if worker not in meeting]
+        self._end(given_up)
         self._meeting += 1
         self._is_meeting, self._has_sent_news = True, False
         self._exits.clear()
         self._store.forget()
         for rank, worker in enumerate(meeting):
             worker.is_member, worker.rank, worker.state = True, rank, State.MEETING
-        self._tell_world()
+        self._tell_world(len(given_up))
         for worker in meeting:
             own = place(worker.name, worker.rank, len(meeting), is_alone=True)
             # Horovod asks again for what it is told here, where it has met others before.

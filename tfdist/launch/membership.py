@@ -85,7 +85,9 @@ class Membership:
             LaunchError: too few workers are left, and none can come.
         """
         if event["event"] == "world":
-            return self._begin_world({int(n): rank for n, rank in event["ranks"].items()})
+            return self._begin_world(
+                {int(n): rank for n, rank in event["ranks"].items()}, event["given_up"]
+            )
         if event["event"] == "no discovery":
             return event["text"]
         if event["event"] == "anew":
@@ -126,14 +128,13 @@ class Membership:
             mend="Look for a worker that hangs, or raise --start-timeout",
         )
 
-    def _begin_world(self, ranks: dict[int, int]) -> str | None:
+    def _begin_world(self, ranks: dict[int, int], given_up: int) -> str | None:
         before, self._ranks = self._ranks, ranks
         told = self.losses
         joined = len(ranks.keys() - before.keys()) if before else 0
-        given_up = len(before.keys() - ranks.keys()) - len(self._lost)
         self._lost, self._waiting_since = [], None
         news = [told] if told else []
-        if given_up > 0:
+        if given_up:
             news.append(f"{_workers(given_up)} no longer offered")
         if joined:
             news.append(f"{_workers(joined)} joined")

@@ -86,7 +86,7 @@ class OverSsh(Part):
             "event": "no host",
             "host": self._host,
             "ranks": list(self._ranks) if self._has_begun else [],
-            "reason": reason[:_LONGEST_REASON],
+            "reason": events.that_fits(reason[:_LONGEST_REASON]),
             "code": self.code or 1,
         }
 

@@ -15,7 +15,7 @@ import numpy as np
 import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.compat.keras import UNREADABLE
-from tfdist.errors import ModelError, OptionError
+from tfdist.errors import ModelError, OptionError, in_one_line
 from tfdist.launch.events import emit, emit_numbers
 from tfdist.records.format.manifest import find_split, load_manifest
 from tfdist.records.reading.stored import Section
@@ -146,7 +146,7 @@ def load(model: Any, path: str) -> None:
         raise ModelError(
             f"the weights must be those of model '{model.name}', in a file that Keras wrote "
             "(.keras, .h5 or .weights.h5)",
-            received=f"{path}: {' '.join(str(error).split())[:300]}",
+            received=f"{path}: {in_one_line(error)}",
             mend="Give the model.keras of a training of the same --model",
         ) from error
     finally:

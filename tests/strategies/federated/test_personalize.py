@@ -178,9 +178,13 @@ def test_bad_clients_are_left_out_and_named():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 0}, "epochs must be at least 1"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"num_clients": 0}, "num_clients must be at least 1"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1"),
+        ({"batch_size": 0}, "batch_size must be a whole number"),
+        ({"num_clients": 0}, "num_clients must be a whole number"),
+        ({"epochs": "1"}, "found '1'"),
+        ({"seed": "1"}, "seed must be a whole number"),
+        ({"held_out_share": "0.5"}, "between 0 and 1, but found '0.5'"),
+        ({"learning_rate": "0.1"}, "positive number, but found '0.1'"),
         ({"held_out_share": 1.0}, "between 0 and 1"),
         ({"learning_rate": 0.0}, "positive number"),
     ],

@@ -356,11 +356,20 @@ def test_only_damaged_ones_are_an_error(broken):
         fit(elsewhere)
 
 
-def test_options():
-    with pytest.raises(OptionError, match="every_steps"):
-        Checkpoints("folder", every_steps=0)
-    with pytest.raises(OptionError, match="keep"):
-        Checkpoints("folder", keep=0)
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"every_steps": 0}, "every_steps must be a whole number of at least 1"),
+        ({"every_steps": 2.5}, "every_steps must be a whole number"),
+        ({"keep": 0}, "keep must be a whole number of at least 1"),
+        ({"keep": "3"}, "keep must be a whole number"),
+        ({"resume": "no"}, "resume must be True or False"),
+        ({"directory": None}, "directory must be a path"),
+    ],
+)
+def test_options(options, rule):
+    with pytest.raises(OptionError, match=rule):
+        Checkpoints(**({"directory": "folder"} | options))
 
 
 @pytest.mark.parametrize("name", ["m[1]", "m*", "m?", "m\\1"])
@@ -566,6 +575,26 @@ def test_callbacks_that_decide_go_on_from_what_they_had_seen(tmp_path, epoch):
     assert_same(resumed, unbroken)
     for name in ("learning_rate", "loss"):
         assert rest.history[name] == pytest.approx(history.history[name][epoch:], abs=1e-6)
+
+
+class Slower(keras.callbacks.Callback):
+    """Begins with a learning rate of its own, which it halves at each epoch's end."""
+
+    def on_train_begin(self, logs=None):
+        self.model.optimizer.learning_rate.assign(0.05)
+
+    def on_epoch_end(self, epoch, logs=None):
+        rate = self.model.optimizer.learning_rate
+        rate.assign(0.5 * tf.convert_to_tensor(rate))
+
+
+@pytest.mark.parametrize("stops", [Interrupt(2), Break(4)], ids=["epoch", "step"])
+def test_a_rate_that_a_callback_sets_when_a_fit_begins_is_not_set_again(tmp_path, stops):
+    unbroken, _ = fit(Slower())
+    with pytest.raises(KeyboardInterrupt):
+        fit(Checkpoints(tmp_path, every_steps=1), Slower(), stops)
+    resumed, _ = fit(Checkpoints(tmp_path, resume=True), Slower())
+    assert_same(resumed, unbroken)
 
 
 @pytest.mark.parametrize("stops_first", [True, False])

@@ -62,6 +62,32 @@ def test_an_optimizer_beside_the_compiled_one_begins_anew_too(tmp_path, kind):
     assert int(begun.of_head.iterations) == 0
 
 
+@pytest.mark.parametrize("name", ["model.keras", "own.weights.h5"])
+def test_a_model_within_it_may_have_been_trained_by_itself(tmp_path, name):
+    def around(inner):
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, keras.layers.Dense(2)(inner(inputs)))
+        model.compile("sgd", "mse")
+        return model
+
+    trained = model_fn()
+    trained.fit(np.ones((8, 4)), np.ones((8, 3)), verbose=0)
+    whole = around(trained)
+    (whole.save if name == "model.keras" else whole.save_weights)(tmp_path / name)
+
+    def with_inner(*more):
+        layers = [keras.Input((4,)), keras.layers.Dense(3), *more]
+        return around(keras.Sequential(layers))
+
+    begun = with_weights(with_inner, str(tmp_path / name))()
+    for found, weight in zip(begun.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, weight)
+    deeper = with_inner(keras.layers.Dense(3))
+    (deeper.save if name == "model.keras" else deeper.save_weights)(tmp_path / f"more-{name}")
+    with pytest.raises(OptionError, match=r"the model has no layers/\w+/layers/dense_1/vars/0"):
+        with_weights(with_inner, str(tmp_path / f"more-{name}"))()
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
+from tfdist.training.steps import row_probe
 from tfdist.training.steps.layer_state import explained
 from tfdist.training.steps.row_probe import moved_by
 
@@ -81,6 +82,30 @@ def test_what_evaluation_changes_is_told(is_mean):
     assert moved.in_evaluation
     told = [clause for clause in explained([moved]) if "by evaluate and predict" in clause]
     assert len(told) == is_mean
+
+
+@pytest.mark.parametrize("uses", ["before", "after"])
+def test_a_state_that_compute_loss_moves(uses):
+    class Relative(keras.Model):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.usual = tf.Variable(1.0, trainable=False, name="usual")
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            loss, before = tf.reduce_mean(tf.square(y - y_pred)), tf.identity(self.usual)
+            after = self.usual.assign(0.9 * before + 0.1 * loss)
+            return loss / (before if uses == "before" else after)
+
+    inputs = keras.Input((3,))
+    model = Relative(inputs=inputs, outputs=layers.Dense(2, name="out")(inputs), name="own")
+    model.compile("sgd")
+    spec = tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])
+    [moved] = moved_by(model, spec)
+    found = str(moved), moved.is_alike, moved.is_mean
+    assert found == ("'usual' of layer 'own'", False, True)
+    assert float(model.usual) == 1.0
+    told = row_probe.explained(model, spec)
+    assert any("the loss of compute_loss" in clause for clause in told) == (uses == "after"), told
 
 
 def test_what_is_left_as_it_is_is_not_found():

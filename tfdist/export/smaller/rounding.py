@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import ModelError
+from tfdist.errors import ModelError, in_one_line
 from tfdist.export.smaller import tuning
 from tfdist.export.smaller.measuring import Comparison
 from tfdist.keras.layers import take_trainable
@@ -56,7 +56,7 @@ def quantize_aware(
     except (ValueError, RuntimeError) as error:
         raise ModelError(
             "quantization-aware training must have a flat Functional or Sequential model",
-            received=f"an error: {' '.join(str(error).split())[:200]}",
+            received=f"an error: {in_one_line(error)}",
             mend="Write nested models as layers of one",
         ) from error
     # Other wrappers, such as TimeDistributed, are layers like any.

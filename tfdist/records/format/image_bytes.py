@@ -10,7 +10,7 @@ import re
 import struct
 from collections.abc import Sequence
 
-from tfdist.errors import package_missing
+from tfdist.errors import in_one_line, package_missing
 from tfdist.records.format.exif import UPRIGHT, is_sideways, orientation_of_exif
 
 try:
@@ -73,5 +73,5 @@ def undecodable(
             if image.format in ("JPEG", "MPO") and not _has_end(data):  # libjpeg wants it, too.
                 return "its end is damaged, or cut off"
     except UNREADABLE as error:
-        return " ".join(str(error).split()) or type(error).__name__
+        return in_one_line(error)
     return None

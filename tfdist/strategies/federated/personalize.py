@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from tfdist.keras.optimizer_copies import decay_alike, make_old_slots
 from tfdist.records.clients.collection import Clients
 from tfdist.records.reading.map_fn import spec_of_batch
 from tfdist.records.report_text import as_text, table_of
+from tfdist.training.engine.options import check_count, check_seed
 from tfdist.training.layers.data_errors import explain_value_error
 
 _EVALUATION_BATCH_SIZE = 128
@@ -112,7 +115,7 @@ def personalize(
         ModelError: a metric has several results, as one for each class.
         DataError: no client at all could be fine-tuned.
     """
-    _check_options(epochs, batch_size, learning_rate, held_out_share, num_clients)
+    _check_options(epochs, batch_size, learning_rate, held_out_share, num_clients, seed)
     chosen = _choose(clients, num_clients, seed)
     trial = _Trial(model, clients.element_spec, learning_rate)
     rows: dict[str, tuple[int, int, dict[str, float], dict[str, float]]] = {}
@@ -243,23 +246,25 @@ def _check_options(
     learning_rate: float | None,
     held_out_share: float,
     num_clients: int | None,
+    seed: int,
 ) -> None:
+    check_seed(seed)
     counts = {"epochs": epochs, "batch_size": batch_size}
     if num_clients is not None:
         counts["num_clients"] = num_clients
     for name, value in counts.items():
-        if value < 1:
-            raise OptionError(f"{name} must be at least 1", received=value, mend="Choose 1 or more")
-    if not 0 < held_out_share < 1:
+        check_count(name, value)
+    if not isinstance(held_out_share, Real) or not 0 < held_out_share < 1:
         raise OptionError(
             "held_out_share must be between 0 and 1",
-            received=held_out_share,
+            received=repr(held_out_share),
             mend="Choose for example 0.5",
         )
-    if learning_rate is not None and not learning_rate > 0:
+    is_number = isinstance(learning_rate, Real)
+    if learning_rate is not None and not (is_number and 0 < learning_rate < math.inf):
         raise OptionError(
             "learning_rate must be a positive number",
-            received=learning_rate,
+            received=repr(learning_rate),
             mend="Leave it out, for the rate of the training",
         )
 

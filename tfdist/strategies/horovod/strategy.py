@@ -18,6 +18,7 @@ from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.rank_devices import before_tensorflow, choose_gpus, take_threads
 from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
+from tfdist.topology.values import whole
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.options import check_count, deadline
 
@@ -207,6 +208,8 @@ def _prepare_environment(
     stall = max(1, int(stall_timeout_s))
     environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, stall // 2)))
     environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(stall))
+    for name in ("HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
+        whole(environ, name)  # Horovod takes what is none for 0: no deadline.
     # One process without a launcher: MPI could not start.
     if place.world_size == 1 and place.launcher not in ("mpi", "gloo"):
         environ.setdefault("HOROVOD_CONTROLLER", "gloo")

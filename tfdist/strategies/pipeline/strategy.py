@@ -260,9 +260,9 @@ def _prepared(fit: Callable, steps: Any, cache: Any) -> Callable:
 
 def _fit_on_kept(fit: Callable, cache: Any, feed: Any, options: dict) -> Any:
     from tfdist.training.feed.feed import Feed
+    from tfdist.training.loops.fit import listed
 
-    callbacks = options.pop("callbacks", None) or []
-    callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+    callbacks = listed(options.pop("callbacks", None))
     validation = options.get("validation_data")
     if isinstance(validation, Feed):
         kept = cache.feed(validation, training=False)

@@ -49,6 +49,7 @@ from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.elastic_collective import ElasticCollective
 from tfdist.training.engine.folder_lock import FolderLock
 from tfdist.training.engine.metrics import is_finite
+from tfdist.training.engine.options import check_count
 from tfdist.training.model.lookup_vocabularies import learned_words, take_words
 from tfdist.training.model.stateful_rnn import stateful_layers
 
@@ -82,7 +83,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
         steps_of_epoch: of the one that runs; a growing batch makes them fewer.
 
     Raises:
-        OptionError: the path of the directory has one of the characters ``* ? [ \\``.
+        OptionError: an option of another type, or too small; or the path of the directory has one
+            of the characters ``* ? [ \\``.
         CheckpointError: in the fit, when no checkpoint can be read, or it is of another model.
         InUseError: in the fit, when that of another program writes in the folder.
         WriteError: in the fit, when a checkpoint cannot be written, as on a full disk; at its end,
@@ -98,14 +100,19 @@ class Checkpoints(tf.keras.callbacks.Callback):
         resume: bool = False,
     ):
         super().__init__()
-        if every_steps is not None and every_steps < 1:
+        if not isinstance(directory, str | os.PathLike):
             raise OptionError(
-                "every_steps must be at least 1",
-                received=every_steps,
-                mend="Choose 1 or more, or leave it out",
+                "directory must be a path", received=repr(directory), mend="Give that of a folder"
             )
-        if keep < 1:
-            raise OptionError("keep must be at least 1", received=keep, mend="Choose 1 or more")
+        if every_steps is not None:
+            check_count("every_steps", every_steps)
+        check_count("keep", keep)
+        if not isinstance(resume, bool):
+            raise OptionError(
+                "resume must be True or False",
+                received=repr(resume),
+                mend="Write resume=True, or leave it out",
+            )
         url = url_of(directory)
         self._bucket = url and BucketCheckpoints(url)
         self.directory = self._bucket.folder if self._bucket else Path(directory)
@@ -122,6 +129,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._others: Sequence[tf.keras.callbacks.Callback] = ()
         self._confirm: Callable[[], None] | None = None
         self._shared: SharedCheckpoints | None = None
+        self._has_restored = False
         self.go_on_at(Position())
 
     # Called by the fit of a built model ---------------------------------------------------------
@@ -361,14 +369,15 @@ class Checkpoints(tf.keras.callbacks.Callback):
         """Tells where the next call of Keras' fit begins, in an epoch that may have begun."""
         self._going_on_at = position
         self._last_step = position.step
+        # Who joins has them of the others, and restored nothing.
+        self._rates = fixed_rates_of(self._binding.model) if self._has_restored else []
 
     # Keras' hooks -------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         if self.start.callbacks:
             callback_state.restore_begun(self._others, self.start.callbacks)
-        # Who joins has them of the others, and restored nothing.
-        self._rates = fixed_rates_of(self.model) if self._has_restored else []
+        put_rates(self._rates)  # A callback may have set the first ones.
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._current_epoch = epoch

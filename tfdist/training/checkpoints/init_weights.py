@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist.compat.keras import UNREADABLE
-from tfdist.errors import ModelError, OptionError
+from tfdist.errors import ModelError, OptionError, in_one_line
 
 if TYPE_CHECKING:
     import h5py
@@ -54,7 +54,7 @@ def with_weights(model_fn: Callable[[], Any], path: str) -> Callable[[], Any]:
         except UNREADABLE as error:
             raise OptionError(
                 f"init_weights must hold the weights of model '{model.name}', and no others",
-                received=f"an error for {path}: {' '.join(str(error).split())[:300]}",
+                received=f"an error for {path}: {in_one_line(error)}",
                 mend="Give a file of the same architecture, as model.save wrote it",
             ) from error
         return model
@@ -83,7 +83,7 @@ def _load(model: Any, path: str) -> None:
         follow_variables(model)  # The buckets of a Discretization, which Keras 2 would not.
         model.save_weights(own)
         with h5py.File(own) as source:
-            more = sorted(expected - _arrays(source))
+            more = sorted(filter(_is_weight, expected - _arrays(source)))
     if more:  # Keras passes them by.
         raise ValueError(f"the model has no {', '.join(more)}")
 
@@ -105,10 +105,8 @@ def passed_by(model: Any, path: str) -> list[str]:
     of_training = [*optimizers_of(model), *getattr(model, "metrics", ())]
 
     def is_weight(name: str) -> bool:
-        # Models within it may have been trained by themselves; seeds are no weights.
-        return not {"seed_generator", *_OF_TRAINING} & set(name.split("/")) and not _is_of_training(
-            model, name.partition("/")[0], of_training
-        )
+        group = name.partition("/")[0]
+        return _is_weight(name) and not _is_of_training(model, group, of_training)
 
     with tempfile.TemporaryDirectory(prefix="tfdist-weights-") as folder:
         with h5py.File(_file_in(path, folder)) as given:
@@ -123,6 +121,12 @@ def passed_by(model: Any, path: str) -> list[str]:
         with h5py.File(own) as kept:
             known = set(map(_today, _arrays(kept)))
         return sorted(name for name in names if _today(name) not in known)
+
+
+def _is_weight(name: str) -> bool:
+    """Whether an array is one: models within a model may have been trained by themselves, and seeds
+    are none."""
+    return not {"seed_generator", *_OF_TRAINING} & set(name.split("/"))
 
 
 def _today(name: str) -> str:

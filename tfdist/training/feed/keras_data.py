@@ -280,7 +280,7 @@ def peeked(x: Any) -> tuple[Any, Any]:
     else:
         first = _first_of(x)
         x = itertools.chain([first], x)
-    return x, spec_of_rows(_batch_of(first))
+    return x, spec_of_rows(batch_of(first))
 
 
 # Kinds of data -----------------------------------------------------------------------------------
@@ -444,10 +444,10 @@ def _from_python(first: Any, read: Callable[[], Iterable[Any]]) -> tf.data.Datas
     """
 
     signature = tf.nest.map_structure(
-        lambda leaf: tf.TensorSpec([None] * leaf.ndim, leaf.dtype), _batch_of(first)
+        lambda leaf: tf.TensorSpec([None] * leaf.ndim, leaf.dtype), batch_of(first)
     )
     return tf.data.Dataset.from_generator(
-        lambda: _Insistent(map(_batch_of, read())), output_signature=signature
+        lambda: _Insistent(map(batch_of, read())), output_signature=signature
     )
 
 
@@ -474,7 +474,7 @@ class _Insistent(Iterator):
             raise
 
 
-def _batch_of(element: Any) -> tuple[Any, ...]:
+def batch_of(element: Any) -> tuple[Any, ...]:
     """Returns (x[, y[, sample_weight]]) of arrays of the types that Keras gives them."""
     return tf.nest.map_structure(_as_keras_casts, element_of(element))
 

@@ -77,7 +77,7 @@ class Runs:
 
     def fit(self, x: Any = None, *args: Any, **options: Any) -> tf.keras.callbacks.History:
         options = by_name(tf.keras.Model.fit, args) | options
-        at_rate = at_rate_of_its_batch(self._binding, _listed(options.get("callbacks")))
+        at_rate = at_rate_of_its_batch(self._binding, listed(options.get("callbacks")))
         try:
             with manual_updates.training(), self._results.carrying(None), at_rate:
                 return self._fit(x, options)
@@ -102,7 +102,7 @@ class Runs:
         both = (feed, options.get("validation_data"))
         seen = [one.seen for one in both if isinstance(one, GivenFeed)]
         if seen and self._collective.num_processes > 1:
-            callbacks = _listed(options.get("callbacks"))
+            callbacks = listed(options.get("callbacks"))
             options["callbacks"] = [*callbacks, SameBatches(seen, self._collective)]
         return self._fit_feed(feed, **options)
 
@@ -145,8 +145,8 @@ class Runs:
         return (
             self._preparation.scale is not None
             or isinstance(options.get("validation_data"), Feed)
-            or bool(keepers_among(_listed(options.get("callbacks"))))
-            or growing_among(_listed(options.get("callbacks"))) is not None
+            or bool(keepers_among(listed(options.get("callbacks"))))
+            or growing_among(listed(options.get("callbacks"))) is not None
         )
 
     # The loops ----------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Runs:
         if not self._binding.takes_body:
             check_labels(model, feed.records.element_spec)
         feed = self._membership.present(feed.weighted_by_class(class_weight))
-        callbacks = _listed(callbacks)
+        callbacks = listed(callbacks)
         growing = growing_among(callbacks)
         if growing is not None:
             check_growing(feed, callbacks, is_scaled=self._preparation.scale is not None)
@@ -289,7 +289,7 @@ class Runs:
         notices = self._notices(verbose)
         told = keras.steps.told_steps(feed.steps_per_epoch)
         with self._reader.steps(feed) as watch, tracing.closing(notices), told as steps:
-            callbacks = [*_listed(options.get("callbacks")), *watch, *notices]
+            callbacks = [*listed(options.get("callbacks")), *watch, *notices]
             shown = self._membership.verbosity(verbose)
             yield options | {"callbacks": callbacks, "steps": steps, "verbose": shown}
 
@@ -341,9 +341,12 @@ def by_name(method: Callable, args: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(names, args, strict=False))
 
 
-def _listed(callbacks: Any) -> list[Any]:
+def listed(callbacks: Any) -> list[Any]:
+    """Returns the callbacks that Keras' loops are given, as a list."""
     if callbacks is None:
         return []
+    if type(callbacks) is tf.keras.callbacks.CallbackList:
+        callbacks = callbacks.callbacks
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 

@@ -12,12 +12,13 @@ import tensorflow as tf
 from tfdist import keras
 from tfdist.keras.trackables import optimizers_of
 from tfdist.records.reading.source import fingerprint, spec_of_rows
+from tfdist.records.sources.recognise import recognise
 from tfdist.training.checkpoints.checkpoint import keepers_among
 from tfdist.training.checkpoints.checkpoint_state import ORDER, DataState, Start
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.collective import Collective
 from tfdist.training.feed.feed import Feed
-from tfdist.training.feed.keras_data import peeked
+from tfdist.training.feed.keras_data import batch_of, peeked
 from tfdist.training.feed.keras_feed import GivenFeed
 from tfdist.training.layers import batch_norm, eager_variables
 from tfdist.training.loops.batch_reader import BatchReader
@@ -98,7 +99,7 @@ class Preparation:
         return start
 
     def try_given(self, x: Any, options: dict) -> None:
-        """Does as ``_try_rows`` with what Keras takes itself, of which nothing is read before."""
+        """Does as ``_try_rows`` with what Keras takes itself, of which no iterator is read."""
         if self._is_untried():
             spec, arrays = self._given(x, options)
             if spec is not None:
@@ -120,7 +121,10 @@ class Preparation:
         if isinstance(x, tf.data.Dataset):
             return peeked(x)[1], None
         with contextlib.suppress(Exception):  # Keras takes more kinds than these.
-            arrays = tf.nest.map_structure(np.asarray, self._opening.arrays(x, dict(options)))
+            if recognise(x).kind == "sequence":
+                arrays = batch_of(x[0])
+            else:
+                arrays = tf.nest.map_structure(np.asarray, self._opening.arrays(x, dict(options)))
             return spec_of_rows(arrays), arrays
         return None, None
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import InUseError, ModelError, WriteError, cannot_write
+from tfdist.errors import InUseError, ModelError, WriteError, cannot_write, in_one_line
 from tfdist.training.engine.folder_lock import FolderLock
 from tfdist.training.memory.sharded_slots import host_of
 
@@ -191,7 +191,7 @@ def explain_folder_error(error: Exception, folder: str | os.PathLike | None) -> 
         return None
     return WriteError(
         "activations must be written to offload_dir, and read again, while the fit runs",
-        received=f"an error: {' '.join(str(error).split())[:300]}",
+        received=f"an error: {in_one_line(error)}",
         mend="Give a folder on a disk with more room, and leave what is in it alone",
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import ModelError
+from tfdist.errors import ModelError, in_one_line
 from tfdist.keras.graph import has_graph, input_names, nodes_of, opens, run_in_order
 from tfdist.keras.layers import layers_in, variables_in
 
@@ -128,7 +128,7 @@ def model_of(
     except ValueError as error:  # Keras 3 takes a second call of the first layer for the input.
         raise ModelError(
             "a part of a model must not begin with a layer that is called in it once more",
-            received=f"Keras says: {' '.join(str(error).split())[:100]}",
+            received=f"Keras says: {in_one_line(error)}",
             mend="Make a layer for each call, or leave out recompute and shard='weights'",
         ) from error
     parts = [id(part) for call in calls for part in layers_in(call.layer)]

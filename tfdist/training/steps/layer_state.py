@@ -1,5 +1,7 @@
 """What a user's own layers keep from step to step beside their weights, as a running mean.
 
+So may a model, whose compute_loss moves it.
+
 Each replica moves it by its own rows. A state that is a mean over rows is made that of the global
 batch after each step: the replicas' states, each by its rows. Which states are such is tried on a
 few made-up rows before the first step, as in ``row_probe``. BatchNormalization is Keras' own, and
@@ -19,7 +21,7 @@ from tfdist.errors import ModelError
 from tfdist.keras.layers import CAN_SAY_AGGREGATION, held_by, layers_in
 from tfdist.keras.tensors import raw
 from tfdist.training.engine.metrics import state_of
-from tfdist.training.steps.row_probe_layers import Walk, own_layers
+from tfdist.training.steps.row_probe_layers import Walk, own_layers, state_kept
 
 # Of the largest change. Another order of summation is 1e-6 of it.
 _TOLERANCE = 1e-3
@@ -72,32 +74,39 @@ class Moved:
         return f"'{name}' of layer '{self.layer}'"
 
 
-def found(model: tf.keras.Model, x: Any, parts: Sequence[slice]) -> list[Moved]:
+def found(
+    model: tf.keras.Model,
+    x: Any,
+    parts: Sequence[slice],
+    lose: Callable[[slice, Any, bool], None] = lambda rows, outputs, training: None,
+) -> list[Moved]:
     """Returns what the user's own layers in ``model`` move; its state stays as it is.
 
     Args:
         x: a batch as the model takes it, tensors [rows, ...].
         parts: of its rows, each row in one of them.
+        lose: given rows of it, what the model makes of them, and whether it trains, does what a
+            loss of the user's own does with them.
     """
     owned = _owned(model)
     if not any(owned.values()):
         return []
     walk = Walk(model, [layer for layer in own_layers(model) if owned[id(layer)]])
 
-    def after(rows: slice, walk: Walk = walk) -> dict[Any, np.ndarray]:
-        seen: dict[Any, np.ndarray] = {}
+    def values() -> dict[Any, np.ndarray]:
+        return {v.ref(): v.numpy() for variables in owned.values() for v in variables}
 
-        def look(layer: Any, call: int, outputs: Any) -> Any:
-            for variable in owned.get(id(layer), ()):
-                seen[variable.ref()] = variable.numpy()
-            return outputs
+    def after(rows: slice, walk: Walk = walk, *, training: bool = True) -> dict[Any, np.ndarray]:
+        part = tf.nest.map_structure(lambda tensor: tensor[rows], x)
+        with state_kept(model):
+            with walk.during(lambda layer, call, outputs: outputs):
+                outputs = model(part, training=False)
+            lose(rows, outputs, training)
+            return values()
 
-        walk.run(tf.nest.map_structure(lambda tensor: tensor[rows], x), look)
-        return seen
-
-    before = {v.ref(): v.numpy() for variables in owned.values() for v in variables}
+    before = values()
     whole, again = after(slice(None)), after(slice(None))
-    evaluated = after(slice(None), Walk(model, []))
+    evaluated = after(slice(None), Walk(model, []), training=False)
     of_parts = [after(part) for part in parts]
     sizes = [part.indices(len(tf.nest.flatten(x)[0])) for part in parts]
     rows = [stop - start for start, stop, _ in sizes]
@@ -105,7 +114,7 @@ def found(model: tf.keras.Model, x: Any, parts: Sequence[slice]) -> list[Moved]:
     for layer in own_layers(model):
         for variable in owned[id(layer)]:
             ref = variable.ref()
-            if ref not in whole or np.array_equal(whole[ref], before[ref]):
+            if np.array_equal(whole[ref], before[ref]):
                 continue
             if not np.isfinite(whole[ref]).all():
                 continue  # Of rows that are none for it, as negative ones for a logarithm.
@@ -115,7 +124,7 @@ def found(model: tf.keras.Model, x: Any, parts: Sequence[slice]) -> list[Moved]:
             is_alike = not draws and all(_equal(one, change) for one in each)
             is_mean = draws or _equal(np.average(each, axis=0, weights=rows), change)
             is_mean = is_mean and variable.dtype.is_floating
-            in_evaluation = not np.array_equal(evaluated.get(ref, before[ref]), before[ref])
+            in_evaluation = not np.array_equal(evaluated[ref], before[ref])
             moved.append(Moved(layer.name, variable, is_alike, is_mean, in_evaluation))
     return moved
 

@@ -42,6 +42,7 @@ from tfdist.training.steps import layer_state, row_probe_layers, row_probe_steps
 from tfdist.training.steps.row_probe_model import (
     clauses_of,
     looks_at_rows,
+    loss_of,
     no_mean,
     replaced_in,
     without_metrics,
@@ -123,12 +124,22 @@ def step_explained(
 
 
 def moved_by(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[layer_state.Moved]:
-    """Returns what the user's own layers in ``model`` change in a step beside their weights."""
+    """Returns what the user's own layers and loss change in a step beside the weights."""
     found: dict[Any, layer_state.Moved] = {}
+    has_loss = len(element_spec) > 1 and has_own_compute_loss(model)
     with contextlib.suppress(Exception):  # Whatever a user's layer does with made-up rows.
         for seed in range(DRAWS):  # Of some, parts may move a state alike by chance.
             x = made_up(element_spec[0], seed=seed, spread=seed >= DRAWS // 2)
-            for moved in layer_state.found(model, x, SLICES):
+            y = made_up(element_spec[1], seed=seed + OTHER_ROWS) if has_loss else None
+
+            def lose(rows: slice, outputs: Any, training: bool, x: Any = x, y: Any = y) -> None:
+                given = [tf.nest.map_structure(lambda t: t[rows], each) for each in (x, y)]
+                # Whatever it does with such rows.
+                with contextlib.suppress(Exception), without_metrics(model):
+                    compute_loss(model, *given, outputs, None, training=training)
+
+            of_loss = [lose] if has_loss else []
+            for moved in layer_state.found(model, x, SLICES, *of_loss):
                 ref = moved.variable.ref()
                 found[ref] = moved.beside(found.get(ref, moved))
     return list(found.values())
@@ -197,10 +208,7 @@ def _are_metrics(named: list[str]) -> bool:
 
 def _losses(model: tf.keras.Model, x: Any, y: Any, y_pred: Any) -> list[str]:
     if has_own_compute_loss(model):
-        with without_metrics(model):
-            is_coupled = couples(
-                lambda *part: compute_loss(model, *part, None, training=True), x, y, y_pred
-            )
+        is_coupled = couples(lambda *part: loss_of(model, *part), x, y, y_pred)
         return ["the loss of compute_loss"] if is_coupled else []
     return [
         f"loss '{name_of(loss)}'"

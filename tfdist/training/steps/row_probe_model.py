@@ -204,9 +204,7 @@ class _Forward:
             else:
                 weight = loss_masks.as_weights(model, masks, y_pred, weight, share, counted)
                 y, y_pred = labels, loss_masks.without_masks(y_pred)
-        with without_metrics(model):
-            loss = compute_loss(model, x, y, y_pred, weight, training=True)
-        loss = tf.cast(loss, tf.float32) - added
+        loss = tf.cast(loss_of(model, x, y, y_pred, weight), tf.float32) - added
         if is_sum(model):
             loss /= tf.cast(share[0], loss.dtype)
         return _Seen(outputs, added, loss, None, list(counted or ()))
@@ -216,6 +214,14 @@ def _gradient(tape: tf.GradientTape, loss: tf.Tensor, model: tf.keras.Model) -> 
     variables = [v for v in model.trainable_variables if v.shape.num_elements() <= MOST_ELEMENTS]
     found = [g for g in tape.gradient(loss, variables) if g is not None]
     return [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in found]
+
+
+def loss_of(model: tf.keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    """Returns what ``compute_loss`` does; a state that one of the user's own moves stays."""
+    is_own = has_own_compute_loss(model)
+    kept = row_probe_layers.state_kept(model) if is_own else contextlib.nullcontext()
+    with without_metrics(model), kept:
+        return compute_loss(model, x, y, y_pred, sample_weight, training=True)
 
 
 @contextlib.contextmanager

@@ -238,15 +238,27 @@ class SharedSteps:
         sum; or means over rows, of which there are as many whatever the rows.
         """
         loss = in_full(loss)
-        part = share[0] > 0 if _is_by_row(loss, x) else losses.part_of(share)
+        part = share[0] > 0 if self._is_by_row(loss, x) else losses.part_of(share)
         return loss * tf.cast(part, loss.dtype) * losses.uncounted(self._collective)
 
-
-def _is_by_row(loss: tf.Tensor, x: Any) -> bool:
-    if loss.shape.rank == 0:
-        return False
-    first, rows = loss.shape[0], tf.nest.flatten(x)[0].shape[0]
-    return first is None or (rows is not None and first % rows == 0)
+    def _is_by_row(self, loss: tf.Tensor, x: Any) -> bool:
+        if loss.shape.rank == 0:
+            return False
+        first, rows = loss.shape[0], tf.nest.flatten(x)[0].shape[0]
+        if first is not None and rows is not None and first % rows == 0:
+            adding = [
+                f"layer '{layer.name}'"
+                for layer in keras.layers.layers_in(self._model)[1:]
+                if any(each.shape.rank for each in layer.losses)
+            ]
+            raise ModelError(
+                "numbers that layers add to the loss must be told apart, those of rows and means "
+                "over rows, by batches whose rows TensorFlow does not know beforehand",
+                received=f"{first} numbers beside {rows} rows, of {', '.join(adding)}",
+                mend="Add one number, as tf.reduce_mean gives it, or batch without drop_remainder "
+                "and run_eagerly",
+            )
+        return first is None
 
 
 def divide(batch: Any, share: tf.Tensor, count: int) -> list[tuple[Any, tf.Tensor]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, in_one_line
 from tfdist.records.format.exif import UPRIGHT, is_sideways
 from tfdist.records.format.files import open_regular
 from tfdist.records.format.image_bytes import (
@@ -136,7 +136,7 @@ def _read_header(path: Path, decode: bool, is_mask: bool) -> Header | str:
     except OSError as error:
         return error.strerror or str(error)
     except UNREADABLE as error:
-        return " ".join(str(error).split()) or type(error).__name__
+        return in_one_line(error)
     return (undecodable(data) if decode else None) or header
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tfdist.errors import DataError, spelt
+from tfdist.errors import DataError, in_one_line, spelt
 from tfdist.records.format.exif import UPRIGHT
 from tfdist.records.format.image_bytes import (
     UNREADABLE,
@@ -118,7 +118,7 @@ class StreamImages:
         except UnidentifiedImageError:
             raise _BadImageError("is no image") from None
         except UNREADABLE as error:
-            raise _BadImageError(" ".join(str(error).split())) from None
+            raise _BadImageError(in_one_line(error)) from None
         if reason:
             raise _BadImageError(reason)
         self._turned += header.orientation != UPRIGHT

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import DataError, read_json, spelt
+from tfdist.errors import DataError, in_one_line, read_json, spelt
 from tfdist.records.wording import left_out, told_as
 from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.streams.stream import ImageFile, Stream, Structure
@@ -233,7 +233,7 @@ def _parts(kind: str, data: bytes, member: str) -> dict[str, Any] | None:
     try:
         value = read[kind](data)
     except Exception as error:  # The head of a broken array may lead to anything.
-        return {name: _BadFileError(member, kind, " ".join(f"{error}".split()))}
+        return {name: _BadFileError(member, kind, in_one_line(error))}
     if kind in _IMAGES:
         value.member = member
     return value if isinstance(value, dict) else {name: value}
