@@ -46,6 +46,8 @@ def test_changes_replace_what_the_file_says():
         ("training.epochs=0", r"training.epochs must be at least 1"),
         ("training.warmup_epochs=-1", "training.warmup_epochs must be at least 0, but found -1"),
         ("data.compression=zip", "data.compression must be a known one, but found 'zip'"),
+        ("evaluation.metric=''", r"evaluation.metric must be a place in the report, .* found ''"),
+        ("evaluation.metric=auc.", r"evaluation.metric must be .* found 'auc.'"),
         ("training.spot=1", r"'training.spot' must be of type bool"),
         ("training.keras=4", "training.keras must be 2 or 3, but found 4"),
         ("training.lr=1e-4", "must be a number, but found '1e-4' .*Write 0.0001 or 1.0e-4"),

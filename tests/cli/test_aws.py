@@ -217,7 +217,7 @@ def test_prices_of_ones_own(tfdist, tmp_path):
 
 
 def test_the_cost_is_said_before_a_start(tfdist, monkeypatch):
-    """With a stand-in: upload of the code, upsert, the estimate, start, wait."""
+    """With a stand-in: the estimate, upload of the code, upsert, start, wait."""
     import boto3
 
     from tfdist.aws import sessions
@@ -228,8 +228,13 @@ def test_the_cost_is_said_before_a_start(tfdist, monkeypatch):
 
     monkeypatch.setattr(aws, "_follow", follow)  # moto lists no steps.
     with sessions.loopback("us-east-1", "tfdist-example"):
+        start = ("aws", "pipeline", "--upsert", "--start", *CONFIG, *MODEL)
+        code, out, err = tfdist(*start, "--samples-per-s", "5000")
+        assert (code, out) == (2, ""), err
+        assert "the number of records must be given for shards that are not here" in err
+        assert boto3.client("sagemaker").list_pipelines()["PipelineSummaries"] == []
         code, out, err = tfdist(
-            *("aws", "pipeline", "--upsert", "--start", "--wait", *CONFIG, *MODEL),
+            *(*start, "--wait"),
             *("--samples-per-s", "5000", "--records", "1437"),
         )
         assert code == 0, err
@@ -239,7 +244,7 @@ def test_the_cost_is_said_before_a_start(tfdist, monkeypatch):
         assert refused == 2
         assert "--start without --upsert must find in AWS what the configuration says" in told
         assert tfdist("aws", "pipeline", "--start", *CONFIG, *MODEL)[0] == 0
-    texts = ("pipeline arn:aws", "kg CO2e", "at most 0.82 USD on demand", "started arn:aws")
+    texts = ("kg CO2e", "at most 0.82 USD on demand", "pipeline arn:aws", "started arn:aws")
     places = [out.index(text) for text in (*texts, "PipelineExecutionStatus")]
     assert places == sorted(places)
 

@@ -24,6 +24,11 @@ def test_a_standard_output_that_is_closed_is_none(tfdist, monkeypatch):
     assert tfdist("options")[0] == 0
 
 
+def test_a_standard_error_that_is_closed_puts_no_errors_among_results(tfdist, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert tfdist("options", "nothing")[:2] == (2, "")
+
+
 def test_auto_has_no_options_of_its_own(tfdist):
     code, out, err = tfdist("options", "auto")
     assert (code, out, err.count("\n")) == (2, "", 1)

@@ -8,6 +8,7 @@ import pytest
 from tiers import long
 
 import tfdist
+from tfdist.export.c_array import c_array
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -32,6 +33,8 @@ def test_it_compiles_and_holds_the_file(compiler, trained, tmp_path):
     assert "// input" in text
     assert "float32 1x8x8x1" in text
     assert "CONV_2D" in text
+    content = (tmp_path / "digits.tflite").read_bytes()
+    assert "char _auto[]" in c_array(content, tmp_path / "auto.h")  # Which is a word of C's.
     (tmp_path / "main.cpp").write_text(_PROGRAM)
     program = tmp_path / "program"
     subprocess.run(

@@ -154,6 +154,11 @@ def test_data_that_do_not_fit(labels, shape, told):
         tfdist.decompose(compiled(chain()), data, groups=np.int64(2))
 
 
+def test_records_without_labels():
+    with pytest.raises(DataError, match="must have labels"):
+        tfdist.decompose(compiled(chain()), np.zeros((12, 8, 8, 3), np.float32))
+
+
 def test_rare_classes_are_looked_for_in_all_records(monkeypatch):
     monkeypatch.setattr(decomposing, "_LOOKED_AT", 500)
     y = np.zeros(3000, np.int64)

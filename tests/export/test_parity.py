@@ -42,6 +42,19 @@ def test_the_loss_of_an_output_is_no_accuracy():
     assert found.drop > 1
 
 
+def test_what_weights_add_to_a_loss_does_not_count():
+    given = tf.keras.Input((4,), name="x")
+    regular = tf.keras.layers.Dense(1, name="d", activity_regularizer="l2", kernel_regularizer="l1")
+    model = tf.keras.Model(given, regular(given))
+    model.compile("sgd", "mse")
+    x = RNG.normal(size=(100, 4)).astype(np.float32)
+    outputs = model.predict(x, verbose=0)
+    judge = Judge(open_model(model), Rows({"x": x}, outputs + 1, None))
+    found = judge.compare(Ruined({"d": outputs + 3}))
+    assert (found.metric, found.keras) == ("loss", pytest.approx(1))
+    assert found.file == pytest.approx(4)
+
+
 def test_the_worst_of_several_accuracies_counts():
     model = heads(digit=3, colour=3)
     crossentropy = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)

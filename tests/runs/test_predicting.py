@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from PIL import Image
 from tensorflow import keras
 
@@ -202,6 +203,14 @@ def test_several_outputs_for_one_array_are_refused_before_weights_are_read(asked
     assert not (folder / "found.npy").exists()
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_complex_numbers_are_refused_for_a_file_that_has_none(suffix):
+    spec = tf.TensorSpec((None, 2), tf.complex64)
+    predict_rank._check_fits(Path("found.npz"), {"wave": spec})
+    with pytest.raises(TfdistError, match=r"found output 'wave', of complex64.*\.npz"):
+        predict_rank._check_fits(Path(f"found{suffix}"), {"wave": spec})
+
+
 def test_outputs_of_any_name_are_written(folder):
     outputs = {"file": np.arange(6.0).reshape(2, 3), "allow_pickle": np.array([[b"a"], [b"bc"]])}
     predict_rank._write(folder / "found.npz", outputs)
@@ -219,9 +228,9 @@ def test_a_predict_step_of_ones_own_may_give_one_output_of_several():
 
     x = keras.Input((8,))
     outputs = [keras.layers.Dense(n, name=f"of_{n}")(x) for n in (1, 2)]
-    known = predict_rank._known_shapes(keras.Model(x, outputs))
-    assert [shape.rank for shape in known] == [2, 2]
-    assert predict_rank._known_shapes(Own(x, outputs)) == []
+    known = predict_rank._known_outputs(keras.Model(x, outputs))
+    assert [spec.shape.rank for spec in known] == [2, 2]
+    assert predict_rank._known_outputs(Own(x, outputs)) == []
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,14 @@ def test_notes_that_name_other_steps_are_refused(tmp_path):
         report(tmp_path)
 
 
+def test_notes_of_steps_that_are_no_numbers_are_refused(tmp_path):
+    write(tmp_path, [_rank(0)])
+    notes = next(tmp_path.rglob("rank-0.json"))
+    notes.write_text(notes.read_text().replace("[[1, 1], ", '[["a", "b"], '))
+    with pytest.raises(rank.DataError, match=r"rank-0\.json must be as tfdist wrote it"):
+        report(tmp_path)
+
+
 def test_damage_anywhere_is_named(tmp_path):
     """Of bytes within the planes: most of them are lengths, numbers of names, and the like."""
     write(tmp_path, [_rank(0), _rank(20)])

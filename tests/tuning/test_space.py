@@ -59,6 +59,7 @@ def test_an_option_of_whole_numbers_has_whole_ones():
         ({"width": 8}, r"width in a space must be a range .* but found 8\. Write width:"),
         ({"width": []}, "width in a space must be a range"),
         ({"width": [[1]]}, "width in a space must be a range"),
+        ({"width": [1, True]}, "width in a space must have each value once, .* found .1, True"),
         ({"lr": {"low": 1}}, "lr in a space must be a range"),
         ({"lr": {"low": 1, "high": 2, "lgo": True}}, "part of lr .* Choose one of low"),
         ({"lr": {"low": "a", "high": 2}}, "lr in a space must have numbers"),

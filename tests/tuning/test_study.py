@@ -90,7 +90,7 @@ def test_a_damaged_line_is_one_line(tmp_path, line):
         Study(tmp_path / "a.log", **SETTINGS)
 
 
-@pytest.mark.parametrize("text", ["null", "[3]", "{"])
+@pytest.mark.parametrize("text", ["null", "[]", "[3]", "{"])
 def test_damaged_settings_are_one_line(tmp_path, text):
     (tmp_path / MARK).touch()
     (tmp_path / "search.json").write_text(text)

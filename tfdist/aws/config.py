@@ -254,6 +254,14 @@ class EvaluationConfig:
     threshold: float = 0.9
     larger_is_better: bool | None = None
 
+    def __post_init__(self) -> None:
+        if not all(self.metric.split(".")):
+            raise OptionError(
+                "evaluation.metric must be a place in the report, names with a dot between them",
+                received=repr(self.metric),
+                mend="Leave it out, or write binary_classification_metrics.auc.value",
+            )
+
     @property
     def wants_larger(self) -> bool:
         """Whether a model must reach the threshold from below."""

@@ -140,6 +140,8 @@ def pipeline(
     click.echo(f"valid: {count} steps checked against the API of botocore {version}", err=True)
     if session is None:
         return 0
+    if start:
+        before_start(config, **measured)  # Before anything is sent, for it may refuse.
     client = session.client("sagemaker")
     with sending("the pipeline"):
         if upsert:
@@ -150,7 +152,6 @@ def pipeline(
             return 0
         if not upsert:
             _check_is_there(client, config.name, value)
-        before_start(config, **measured)
         started = client.start_pipeline_execution(PipelineName=config.name)
         execution = started["PipelineExecutionArn"]
         voice.result(execution=execution)

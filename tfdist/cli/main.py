@@ -119,8 +119,9 @@ def tfdist() -> None:
 def main() -> None:
     """Runs the command; a user's mistake is one line on stderr and exit code 2."""
     signal.signal(signal.SIGTERM, _leave)
-    if sys.stdout is None:  # Who called it has closed it.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # Who called it has closed it.
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     with voice.speaking():
         code = _EXIT_BROKEN
         try:

@@ -9,6 +9,17 @@ from tfdist.export.flatbuffer import computed_tensors, operators
 from tfdist.export.interpreter import TfliteModel
 from tfdist.export.latency import arena_bytes
 
+# Names of C and C++ that no array can have; linux and unix are macros of compilers.
+_RESERVED = re.compile(
+    r"alignas|alignof|and(_eq)?|asm|auto|bit(and|or)|bool|break|case|catch|char((8|16|32)_t)?|class|"
+    r"co_(await|return|yield)|compl|concept|const(_cast|eval|expr|init)?|continue|decltype|default|"
+    r"delete|do|double|dynamic_cast|else|enum|explicit|export|extern|false|float|for|friend|goto|if|"
+    r"inline|int|linux|long|main|mutable|namespace|new|noexcept|not(_eq)?|nullptr|operator|or(_eq)?|"
+    r"private|protected|public|register|reinterpret_cast|requires|restrict|return|short|signed|"
+    r"sizeof|static(_assert|_cast)?|struct|switch|template|this|thread_local|throw|true|try|typedef|"
+    r"typeid|typename|typeof(_unqual)?|union|unix|unsigned|using|virtual|void|volatile|wchar_t|"
+    r"while|xor(_eq)?"
+)
 _PER_LINE = 12
 _BEGIN = "// TensorFlow Lite model, "
 # What TensorFlow Lite Micro keeps in the arena beside activations: on a 32-bit machine a node,
@@ -24,7 +35,7 @@ def c_array(content: bytes, path: Path) -> str:
         path: of the header; its name becomes that of the array.
     """
     name = re.sub(r"\W", "_", path.stem)
-    name = f"_{name}" if name[:1].isdigit() else name
+    name = f"_{name}" if name[:1].isdigit() or _RESERVED.fullmatch(name) else name
     file = TfliteModel(content)
     needed = sorted(set(operators(content)))
     lines = [

@@ -16,6 +16,7 @@ from tfdist.export.interpreter import TfliteModel
 from tfdist.export.models import PlainModel
 from tfdist.export.quiet import quiet
 from tfdist.export.samples import Rows
+from tfdist.keras.layers import written_anew
 from tfdist.keras.losses import compiled_loss, compute_loss, show_loss
 from tfdist.training.layers.data_errors import check_text_labels, explain_value_error
 
@@ -165,7 +166,10 @@ def _compiled_metrics(
         found = model.structured_outputs(
             {name: tf.constant(column[part]) for name, column in outputs.items()}
         )
-        loss = compute_loss(judge, None, y, found, weight, training=False)
+        if written_anew(judge, "compute_loss"):
+            loss = compute_loss(judge, None, y, found, weight, training=False)
+        else:  # What is added to it, as for regularization, is the same of any outputs.
+            loss = compiled_loss(judge)(y, found, weight)
         show_loss(judge, loss, tf.nest.flatten(rows.y)[0][part].shape[0])
         values = judge.compute_metrics(None, y, found, weight)
     judge.reset_metrics()

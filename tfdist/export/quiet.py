@@ -20,9 +20,11 @@ def quiet() -> Iterator[IO[bytes]]:
 
     Python's own ``sys.stderr`` goes on to where it went, so that a progress bar still shows.
     """
+    _open_descriptor_2()
     # Made now, lest it keeps the stream of this moment for good.
     logger = tf.get_logger()
-    sys.stderr.flush()
+    with contextlib.suppress(AttributeError, ValueError):  # It is None, or closed.
+        sys.stderr.flush()
     kept = os.dup(2)
     before = sys.stderr
     level = logger.level
@@ -47,6 +49,17 @@ def quiet() -> Iterator[IO[bytes]]:
             os.dup2(kept, 2)
             os.close(kept)
             logger.setLevel(level)
+
+
+def _open_descriptor_2() -> None:
+    """Has what C++ logs go nowhere where who called the program has closed its standard error."""
+    try:
+        os.fstat(2)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        if nowhere != 2:
+            os.dup2(nowhere, 2)
+            os.close(nowhere)
 
 
 def _is_descriptor_2(stream: IO[str]) -> bool:

@@ -88,13 +88,14 @@ def predict(config: dict[str, Any]) -> None:
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
         model, data = _built(strategy, config)
         path = Path(config["output"])
-        known = zip(_output_names(model), _known_shapes(model), strict=False)
-        _check_fits(path, {name: shape.rank for name, shape in known})
+        _check_fits(path, dict(zip(_output_names(model), _known_outputs(model), strict=False)))
         load(model, config["weights"])
         progress = _begun(data.steps_per_epoch)
         predicted = model.predict(data, verbose=0, callbacks=[progress])
         outputs = named_outputs(model, predicted)
         if strategy.topology.is_chief:
+            specs = {n: tf.TensorSpec(rows.shape, rows.dtype) for n, rows in outputs.items()}
+            _check_fits(path, specs)  # What only the model's call has told.
             with writing():
                 if path.suffix in TABLES:
                     losses = named_losses(compiled_losses(model), predicted, list(outputs))
@@ -160,18 +161,18 @@ def _is_of_weights(record: logging.LogRecord) -> bool:
 
 def _has_one_shape(model: Any) -> bool:
     """Whether a row of each output is known to have one shape, however long its record is."""
-    shapes = _known_shapes(model)
-    return bool(shapes) and all(shape[1:].is_fully_defined() for shape in shapes)
+    known = _known_outputs(model)
+    return bool(known) and all(spec.shape[1:].is_fully_defined() for spec in known)
 
 
-def _known_shapes(model: Any) -> list[tf.TensorShape]:
-    """Returns those of what a model will predict; nothing where only its own code tells."""
+def _known_outputs(model: Any) -> list[tf.TensorSpec]:
+    """Returns what a model will predict; nothing where only its own code tells."""
     from tfdist.training.steps.custom_steps import own_steps
 
     if "predict_step" in own_steps(model):
         return []
     outputs = tf.nest.flatten(getattr(model, "outputs", None) or [])
-    return [tf.TensorShape(tensor.shape) for tensor in outputs]
+    return [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in outputs]
 
 
 def _columns(
@@ -250,14 +251,21 @@ def _storable(outputs: Any) -> np.ndarray:
     return np.array(texts, np.str_).reshape(rows.shape)
 
 
-def _check_fits(path: Path, outputs: dict[str, int | None]) -> None:
+def _check_fits(path: Path, outputs: dict[str, tf.TensorSpec]) -> None:
     """Checks that a file can hold the outputs.
 
     Raises:
         ModelError: there are several outputs for one array, or one that no table can hold.
     """
     if path.suffix in TABLES:
-        prediction_table.check_dimensions(outputs)
+        prediction_table.check_dimensions({n: spec.shape.rank for n, spec in outputs.items()})
+    of_complex = [name for name, spec in outputs.items() if spec.dtype.is_complex]
+    if of_complex and path.suffix in (".jsonl", ".parquet"):
+        raise ModelError(
+            f"an output in a file {path.suffix} must be of a type that it has",
+            received=f"output '{of_complex[0]}', of {outputs[of_complex[0]].dtype.name}",
+            mend="Write a file .npz, which holds complex numbers",
+        )
     if path.suffix == ".npy" and len(outputs) > 1:
         raise ModelError(
             "a file .npy must hold one output",
@@ -267,13 +275,7 @@ def _check_fits(path: Path, outputs: dict[str, int | None]) -> None:
 
 
 def _write(path: Path, outputs: dict[str, np.ndarray]) -> None:
-    """Writes whole files only.
-
-    Raises:
-        ModelError: there are several outputs for one array, which only the model's call told.
-        WriteError: the disk is full, or the folder cannot be written.
-    """
-    _check_fits(path, {name: rows.ndim for name, rows in outputs.items()})
+    """Writes whole files only. Raises WriteError: the disk is full, or the folder is read-only."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         if path.suffix == ".npy":
             np.save(file, next(iter(outputs.values())), allow_pickle=False)

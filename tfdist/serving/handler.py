@@ -14,14 +14,18 @@ import numpy as np
 
 import tfdist
 from tfdist.compat import import_tensorflow
+from tfdist.errors import DataError
 from tfdist.records.reading.decode import batch_spec, make_decoder
 from tfdist.records.writing.instances import InstanceError
 from tfdist.runs.predict_rank import load, named_outputs
 from tfdist.serving.served import Served
 from tfdist.training.engine import model_path
+from tfdist.training.layers.data_errors import explain_value_error
 from tfdist.training.model.deferred_build import build_now
 
 tf = import_tensorflow()
+# What the model, or what reads its records, says of rows that it does not take.
+_REFUSALS = (tf.errors.InvalidArgumentError, DataError)
 #: What a request's rows become, or why there are none.
 Answer = dict[str, np.ndarray] | InstanceError
 
@@ -86,7 +90,7 @@ class Handler:
         """
         try:
             together = self._rows([record for records in requests for record in records])
-        except tf.errors.InvalidArgumentError:  # Of one of them: a photo that is cut off.
+        except _REFUSALS:  # Of one of them: a photo that is cut off, an id that is unknown.
             return [self._alone(records) for records in requests]
         ends = np.cumsum([len(records) for records in requests])[:-1]
         parts = {name: np.split(rows, ends) for name, rows in together.items()}
@@ -95,8 +99,14 @@ class Handler:
     def _alone(self, records: Sequence[bytes]) -> Answer:
         try:
             return self._rows(records)
-        except tf.errors.InvalidArgumentError:
-            return InstanceError("an instance must be one that can be decoded, as a whole photo")
+        except _REFUSALS as error:
+            told = error  # That of a divided model's own loop has been explained.
+            if not isinstance(error, DataError):
+                told = explain_value_error(error, self._model)
+            if told is None:
+                text = "an instance must be one that can be decoded, as a whole photo"
+                return InstanceError(f"{text}, and that the model takes")
+            return InstanceError(f"{told.rule}, but found {told.received}")
 
     def _rows(self, records: Sequence[bytes]) -> dict[str, np.ndarray]:
         pieces = []

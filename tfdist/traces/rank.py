@@ -129,6 +129,7 @@ def _notes(run: Path, rank: int) -> dict[str, Any]:
             notes["rank"] == rank
             and all(type(notes[name]) is int and notes[name] > 0 for name in ("ranks", "devices"))
             and all(isinstance(notes[name], str) for name in ("strategy", "host"))
+            and all(type(step) is int for pair in notes["executions"] for step in pair)
             and all(first <= last for first, last in notes["executions"])
             and all(isinstance(name, str) for name in notes["layers"])
             and isinstance(notes.get("horovod_timeline") or "", str)

@@ -101,7 +101,7 @@ class SearchFolder:
                 mend=f"Add {spelt('resume', True)} to go on with it, or choose another",
             )
         try:
-            before = dict(read_json(self.settings.read_text(encoding="utf-8")))
+            before = {**read_json(self.settings.read_text(encoding="utf-8"))}
         except (OSError, ValueError, TypeError) as error:
             raise study.damaged(self.settings, error) from None
         # An earlier tfdist did not have all of them: what it did is the default.

@@ -119,6 +119,12 @@ def _values(name: str, given: Any, *, are_whole: bool = False) -> Range | Choice
     if isinstance(given, (list, tuple)) and given:
         values = tuple(map(_number, given))
         if all(value is None or isinstance(value, (bool, int, float, str)) for value in values):
+            if len(set(values)) < len(values):  # Optuna would keep the first of them for each.
+                raise OptionError(
+                    f"{name} in a space must have each value once, where true is 1 and false is 0",
+                    received=repr(given),
+                    mend="Leave one of them out, or write names, as ['one', 'yes']",
+                )
             return Choice(values)
     if not isinstance(given, Mapping) or not {"low", "high"} <= set(given):
         raise OptionError(

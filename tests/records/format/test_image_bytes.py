@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import struct
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from PIL import Image
 
 from tfdist.errors import DataError, EngineMissingError
 from tfdist.records import check, read, write
-from tfdist.records.format.image_bytes import undecodable
+from tfdist.records.format.image_bytes import orientation_of, undecodable
 
 
 def encoded(kind, seed=0):
@@ -70,6 +72,43 @@ def test_a_flipped_bit_in_a_png():
     data = bytearray(encoded("PNG"))
     data[len(data) // 2] ^= 1
     assert undecodable(bytes(data))
+
+
+def _chunk(kind, content):
+    checksum = struct.pack(">I", zlib.crc32(kind + content))
+    return struct.pack(">I", len(content)) + kind + content + checksum
+
+
+@pytest.mark.parametrize("black", [0, 3, 16])
+def test_a_png_whose_last_rows_are_missing(black):
+    """Its checksums are right; Pillow makes black ones of them, and TensorFlow an error."""
+    pixels = np.random.default_rng(0).integers(1, 256, (16, 12, 3), np.uint8)
+    pixels[16 - black :] = 0
+    rows = np.pad(pixels.reshape(16, 36), ((0, 0), (1, 0))).tobytes()
+    head = b"\x89PNG\r\n\x1a\n"
+    head += _chunk(b"IHDR", struct.pack(">IIBBBBB", 12, 16, 8, 2, 0, 0, 0))
+    end = _chunk(b"IEND", b"")
+
+    def png(rows):
+        whole = zlib.compress(rows)
+        return head + _chunk(b"IDAT", whole[:30]) + _chunk(b"IDAT", whole[30:]) + end
+
+    assert undecodable(png(rows)) is None
+    assert undecodable(png(rows[:74])) == "its last rows are missing"
+    assert undecodable(png(rows[:-1]))
+
+
+def test_what_is_behind_the_pixels_of_a_png_turns_it():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    content = exif.tobytes().removeprefix(b"Exif\0\0")
+    whole = encoded("PNG")
+    with Image.open(io.BytesIO(whole[:-12] + _chunk(b"eXIf", content) + whole[-12:])) as image:
+        assert orientation_of(image) == 6
+        image.load()
+        assert orientation_of(image) == 6
+    with Image.open(io.BytesIO(whole)) as image:
+        assert orientation_of(image) == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}])

@@ -325,12 +325,18 @@ class TestUpright:
         assert orientation_of_jpeg(file) == int(upright_in_graph(tf.constant(file))) == 1
 
     def test_both_readers_find_the_same(self):
-        """Behind other segments, in either order of bytes, and among other entries."""
+        """Behind other segments, in either order of bytes, of either kind, among other entries."""
         others = b"\xff\xe0\x00\x04ab" + b"\xff\xff\xfe\x00\x03c"
-        for order, number in ((">", 5), ("<", 7)):
+        orders = (
+            (">", "HHIHH", 3, 5),
+            ("<", "HHIHH", 3, 7),
+            (">", "HHII", 4, 5),
+            ("<", "HHII", 4, 8),
+        )
+        for order, form, kind, number in orders:
             tiff = (b"MM\0*" if order == ">" else b"II*\0") + struct.pack(f"{order}IH", 8, 2)
             tiff += struct.pack(f"{order}HHII", 0x010F, 2, 4, 9)
-            tiff += struct.pack(f"{order}HHIHH", 0x0112, 3, 1, number, 0)
+            tiff += struct.pack(order + form, 0x0112, kind, 1, number, *[0] * (kind == 3))
             exif = b"Exif\0\0" + tiff
             file = b"\xff\xd8" + others + b"\xff\xe1" + struct.pack(">H", 2 + len(exif)) + exif
             assert orientation_of_jpeg(b"xy" + file, 2) == number

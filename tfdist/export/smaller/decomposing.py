@@ -24,7 +24,7 @@ from tfdist.export.reports import as_text, table_of
 from tfdist.export.smaller import narrowing, tuning
 from tfdist.export.smaller.measuring import Comparison, Scale
 from tfdist.training.engine.options import check_count
-from tfdist.training.layers.data_errors import check_inputs
+from tfdist.training.layers.data_errors import check_inputs, check_labels
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -121,6 +121,7 @@ def decompose(
     share = _share(keep, len(classes))
     feed = tuning.training_feed(data, global_batch_size=global_batch_size, seed=seed)
     check_inputs(whole, feed.records.element_spec)
+    check_labels(model, feed.records.element_spec)
     x, y = _some(feed, head.units)
     parts = []
     for number, own in enumerate(classes):

@@ -12,7 +12,7 @@ import struct
 IMAGE_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 UPRIGHT = 1
 TAG = 0x0112
-SHORT = 3
+SHORT, LONG = 3, 4
 EXIF = b"Exif\0\0"
 APP1 = 0xE1
 # A marker after which there are pixels.
@@ -50,7 +50,9 @@ def orientation_of_exif(exif: bytes) -> int:
         for number in range(count):
             place = first + 2 + ENTRY_BYTES * number
             tag, kind, _, value = struct.unpack_from(f"{order}HHIH", tiff, place)
-            if tag == TAG and kind == SHORT and UPRIGHT < value <= 8:
+            if kind == LONG:
+                (value,) = struct.unpack_from(f"{order}I", tiff, place + 8)
+            if tag == TAG and kind in (SHORT, LONG) and UPRIGHT < value <= 8:
                 return value
     except struct.error:
         pass  # It ends within.

@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 import re
 import struct
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import IO
 
 from tfdist.errors import in_one_line, package_missing
 from tfdist.records.format.exif import UPRIGHT, is_sideways, orientation_of_exif
@@ -20,6 +22,7 @@ except ImportError as error:
 
 __all__ = ["UNREADABLE", "Image", "UnidentifiedImageError", "orientation_of", "undecodable"]
 
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _PNG_END = b"IEND\xaeB`\x82"
 _JPEG_END = b"\xff\xd9"
 # Of a segment; none within pixels.
@@ -27,14 +30,48 @@ _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 # All that Pillow raises for a file that it cannot read, or that ends where it does not expect it.
 UNREADABLE = (
     *(OSError, SyntaxError, ValueError, Image.DecompressionBombError),
-    *(EOFError, IndexError, struct.error),
+    *(EOFError, IndexError, struct.error, zlib.error),
 )
 
 
 def orientation_of(image: Image.Image) -> int:
     """Returns the orientation that the EXIF of an opened image names, 1 to 8; see ``exif``."""
     exif = image.info.get("exif")
+    if exif is None and image.format == "PNG" and (file := getattr(image, "fp", None)) is not None:
+        exif = _exif_behind_pixels(file)
     return orientation_of_exif(exif) if isinstance(exif, bytes) else UPRIGHT
+
+
+def _exif_behind_pixels(png: IO[bytes]) -> bytes | None:
+    """Returns what Pillow reads with the pixels of a PNG file alone, since it is behind them."""
+    before = png.tell()
+    found = next((length for kind, length in _chunks(png) if kind == b"eXIf"), None)
+    exif = None if found is None else png.read(found)
+    png.seek(before)
+    return exif
+
+
+def _chunks(png: IO[bytes]) -> Iterator[tuple[bytes, int]]:
+    """Yields kind and length of each chunk of a PNG file, which is at its content meanwhile."""
+    at = 8
+    while png.seek(at) and len(head := png.read(8)) == 8:
+        length = int.from_bytes(head[:4], "big")
+        yield head[4:], length
+        at += 12 + length
+
+
+def _lacks_rows(data: bytes, image: Image.Image) -> bool:
+    """Whether the pixels of a PNG end too early: Pillow makes black ones of the others."""
+    width, height = image.size
+    is_interlaced = data[28] != 0
+    if is_interlaced or image.crop((0, height - 1, width, height)).getbbox() is not None:
+        return False
+    missing = height * (1 + -(-width * data[24] * _PNG_CHANNELS[data[25]] // 8))
+    png, pixels = io.BytesIO(data), zlib.decompressobj()
+    for kind, length in _chunks(png):
+        if kind == b"IDAT" and missing:
+            missing -= len(pixels.decompress(png.read(length), missing))
+    return missing > 0
 
 
 def _has_end(jpeg: bytes) -> bool:
@@ -70,6 +107,8 @@ def undecodable(
             if shape is not None and size != tuple(shape[:2]):
                 return f"{size[1]}x{size[0]} pixels where there are {shape[1]}x{shape[0]}"
             image.load()
+            if image.format == "PNG" and _lacks_rows(data, image):  # libpng wants all of them.
+                return "its last rows are missing"
             if image.format in ("JPEG", "MPO") and not _has_end(data):  # libjpeg wants it, too.
                 return "its end is damaged, or cut off"
     except UNREADABLE as error:

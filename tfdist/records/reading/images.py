@@ -11,6 +11,7 @@ from tfdist.records.format.exif import (
     APP1,
     ENTRY_BYTES,
     EXIF,
+    LONG,
     SHORT,
     START_OF_SCAN,
     TAG,
@@ -227,7 +228,9 @@ def _orientation_of_exif(file: tf.Tensor, at: tf.Tensor, length: tf.Tensor) -> t
     entries = _bytes(file, first + 2, ENTRY_BYTES * tf.maximum(count, 1), stop)
     entries = tf.reshape(entries, (-1, ENTRY_BYTES))
     tags, kinds, values = (_number(entries[:, n : n + 2], is_big) for n in (0, 2, 8))
-    named = (tags == TAG) & (kinds == SHORT) & (values > UPRIGHT) & (values <= 8)
+    values = tf.where(kinds == LONG, _number(entries[:, 8:], is_big), values)
+    is_number = (kinds == SHORT) | (kinds == LONG)
+    named = (tags == TAG) & is_number & (values > UPRIGHT) & (values <= 8)
     return tf.concat([tf.boolean_mask(values, named), [UPRIGHT]], 0)[0]
 
 

@@ -640,6 +640,12 @@ class TestMasks:
             (tmp_path / f"{name}.jpg").rename(tmp_path / "images" / f"{name}.jpg")
         assert opened(tmp_path, masks=tmp_path / "masks").num_records == 3
 
+    def test_either_form_of_an_umlaut(self, photos, tmp_path):
+        """Of which macOS writes one and others the other."""
+        (photos / "0.jpg").rename(photos / "a\u0308.jpg")
+        (tmp_path / "masks/0.png").rename(tmp_path / "masks/\xe4.png")
+        assert opened(photos, masks=tmp_path / "masks").num_records == 3
+
     def test_sixteen_bits_of_the_other_byte_order(self, tmp_path):
         """Pillow itself makes 255 of all that is more."""
         numbers = np.array([[1, 300], [65535, 7]], ">u2")

@@ -21,6 +21,7 @@ from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.images.coco import FOLDER as COCO_FOLDER
 from tfdist.records.writing.images.coco import MOST_RELATIVE, annotation_files
 from tfdist.records.writing.images.files import Header, ImageFiles, Resizing, read_headers
+from tfdist.records.writing.images.labels import plain
 from tfdist.records.writing.images.notes import notes_of_files, notes_of_folders, notes_of_masks
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.images.search import FoundImage, find_images
@@ -279,11 +280,11 @@ def _find_masks(images: Sequence[FoundImage], options: ImageOptions) -> _Masks:
     twice: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.name.startswith("."):
-            key = path.relative_to(folder).with_suffix("").as_posix()
+            key = _stem(path.relative_to(folder).as_posix())
             if key in files:
                 twice[key] = f"has two masks, {files[key].name} and {path.name}"
             files[key] = path
-    stems = [image.name.removesuffix(Path(image.name).suffix) for image in images]
+    stems = [_stem(image.name) for image in images]
     bases = [stem.rpartition("/")[2] for stem in stems]
     called = Counter(bases)
     keys = [
@@ -309,6 +310,11 @@ def _find_masks(images: Sequence[FoundImage], options: ImageOptions) -> _Masks:
     wanted = set(keys)
     alone = [path.name for key, path in files.items() if key not in wanted]
     return _Masks(paths, headers, alone)
+
+
+def _stem(name: str) -> str:
+    """Returns a path without its suffix, as all write it: see ``labels.plain``."""
+    return plain(name.removesuffix(Path(name).suffix))
 
 
 def _mask_fault(image: Header | str, mask: Header | str) -> str | None:

@@ -161,7 +161,7 @@ def match(rows: LabelRows, images: Sequence[str]) -> tuple[str, list[int | None]
     """
     known = _by_every_name(images)
     files = [n for n in rows.table.names if n.lower().endswith(tuple(SUFFIXES))]
-    if rows.table.unit == "line" and (named := [n for n in files if _plain(n) in known]):
+    if rows.table.unit == "line" and (named := [n for n in files if plain(n) in known]):
         raise DataError(
             f"the first line of {rows.path} must name each column",
             received=f"an image of the folder, {named[0]}",
@@ -171,7 +171,7 @@ def match(rows: LabelRows, images: Sequence[str]) -> tuple[str, list[int | None]
     of_images: list[int | None] = [None] * len(images)
     astray, twice = [], []
     for number, text in enumerate(texts):
-        image = known.get(_plain(text))
+        image = known.get(plain(text))
         if image is None:
             astray.append(f"{rows.places[number]}: {text}, which is no image here")
         elif of_images[image] is not None:
@@ -187,7 +187,7 @@ def match(rows: LabelRows, images: Sequence[str]) -> tuple[str, list[int | None]
     return column, of_images, astray
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Returns a path as all write it: some write an umlaut as a letter and its dots."""
     return unicodedata.normalize("NFC", text.replace("\\", "/").removeprefix("./"))
 
@@ -195,7 +195,7 @@ def _plain(text: str) -> str:
 def _by_every_name(images: Sequence[str]) -> dict[str, int]:
     """Returns the number of each image by all names that are of it alone; whole paths win."""
     named = defaultdict(set)
-    images = list(map(_plain, images))
+    images = list(map(plain, images))
     for number, path in enumerate(images):
         base = path.rpartition("/")[2]
         for name in (base, path.rpartition(".")[0], base.rpartition(".")[0]):
@@ -224,10 +224,10 @@ def _file_column(
     called = [name for name in names if name.lower() in _FILE_COLUMNS]
     called.sort(key=lambda name: _FILE_COLUMNS.index(name.lower()))
     texts = {name: rows.texts(name) for name in names}
-    found = {name: [known.get(_plain(text)) for text in texts[name]] for name in names}
+    found = {name: [known.get(plain(text)) for text in texts[name]] for name in names}
     counts = {name: len(rows.places) - found[name].count(None) for name in names}
     files = {*images, *(image.rpartition("/")[2] for image in images)}
-    whole = {name: sum(_plain(text) in files for text in texts[name]) for name in names}
+    whole = {name: sum(plain(text) in files for text in texts[name]) for name in names}
     # A number of a row may well be the name of another row's file, without its suffix.
     best = next(filter(counts.get, called), max(names, key=lambda n: (whole[n], counts[n])))
     other = max(names, key=whole.get)
