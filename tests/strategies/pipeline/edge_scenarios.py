@@ -168,6 +168,21 @@ def a_loss_of_ones_own_may_be_called_by_its_name(strategy: Any, folder: Path) ->
         check_equal(strategy, made, 9)
 
 
+@scenario("pipeline", "keras_3")
+def slots_that_a_model_fn_makes_begin_as_its_weights(strategy: Any, folder: Path) -> None:
+    def made() -> keras.Model:
+        keras.utils.set_random_seed(next(seeds))
+        model = model_fn()
+        model.compile(keras.optimizers.SGD(0.05, use_ema=True), model.loss)
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    seeds = iter([1, 1, 2])  # Of one device, and of the two that a pipeline makes.
+    plain, model = made(), strategy.build(made)
+    train(strategy, model, plain, 21)
+    assert largest(model.get_weights(), plain.get_weights()) < 1e-6
+
+
 @scenario
 def files(strategy: Any, folder: Path) -> None:
     model = strategy.build(model_fn)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.keras.layers import trained_in
+from tfdist.keras.optimizers import variables_of
 from tfdist.keras.settings import uncounted_names
 from tfdist.keras.tensors import uncast
 from tfdist.training.model.layer_calls import Call, model_of
@@ -145,6 +146,11 @@ def place(
     ]:
         raise _not_the_same(f"{seen.count} variables, then {placed.count}")
     model.set_weights(weights)
+    # Slots that model_fn has made may have begun as the weights, as averages do.
+    optimizers = [getattr(each, "optimizer", None) for each in (model, probe)]
+    if None not in optimizers:
+        for own, other in zip(*map(variables_of, optimizers), strict=True):
+            own.assign(other)
     return model
 
 
