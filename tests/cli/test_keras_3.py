@@ -23,16 +23,21 @@ def run(run_cli, shell_environ):
 
 
 @pytest.mark.long
-def test_a_training_is_resumed_on_ranks(run, shards, model_file, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "replicas"),
+    [(("horovod", "--workers", 2), 2), (("pipeline", "-o", "microbatches=4"), 1)],
+    ids=("horovod", "pipeline"),
+)
+def test_a_training_is_resumed(run, shards, model_file, tmp_path, options, replicas):
     where = ("--model", f"{model_file}:mlp", "--data", shards, "--output", tmp_path / "run")
-    how = ("--strategy", "horovod", "--workers", 2, "--global-batch-size", 64)
+    how = ("--strategy", *options, "--global-batch-size", 64)
     done = run("train", *where, *how, "--epochs", 2)
     assert done.returncode == 0, done.stderr
     done = run("train", *where, *how, "--epochs", 3, "--resume")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("epoch 3/3")
     summary = json.loads((tmp_path / "run/metrics.json").read_text())
-    assert (summary["epochs"], summary["replicas"]) == (3, 2)
+    assert (summary["epochs"], summary["replicas"]) == (3, replicas)
     for part in ("train", "validation", "test"):
         assert set(summary[part]) == {"loss", "accuracy"}
 
@@ -61,7 +66,7 @@ def test_other_strategies_are_refused_before_they_begin(run, strategy, model_fil
 @pytest.mark.parametrize(
     "verb",
     [
-        ("launch", "--strategy", "pipeline", "--", "nothing"),
+        ("launch", "--strategy", "mesh", "--", "nothing"),
     ],
 )
 def test_other_verbs_are_refused_before_they_begin(run, verb):

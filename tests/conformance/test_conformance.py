@@ -384,6 +384,12 @@ _OF_KERAS_3_SHORT = (
 )
 #: What of it processes do among themselves; a file is written by the chief as on one device.
 _OF_KERAS_3_ON_RANKS_SHORT = ("train-dict_outputs-weights_by_output-rmsprop",)
+#: Steps of its own: losses and metrics of outputs, BatchNormalization, a broken fit, and files.
+_OF_KERAS_3_ON_STAGES_SHORT = (
+    "train-dict_outputs-weights_by_output-rmsprop",
+    "resume-convnet",
+    "save-convnet",
+)
 #: One replica takes Keras' own steps: what is left is what surrounds them.
 _OF_KERAS_3_ALONE = (
     "evaluate-dict_outputs",
@@ -432,6 +438,39 @@ ROWS += (
         keras=3,
         only=_OF_KERAS_3,
         short=_OF_KERAS_3_ON_RANKS_SHORT,
+    ),
+    Row(
+        strategy="pipeline",
+        options={"stages": 2, "microbatches": 4},
+        num_replicas=1,
+        refuses=_own_step("pipeline") | _own_loss("pipeline"),
+        keras=3,
+        only=_OF_KERAS_3,
+        short=_OF_KERAS_3_ON_STAGES_SHORT,
+    ),
+    Row(
+        strategy="pipeline",
+        options={"stages": 2, "microbatches": 3, "replicas": "horovod", "shard": "optimizer"},
+        launcher=_launched("horovod", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        refuses=_own_step("pipeline") | _own_loss("pipeline"),
+        leaves_out=_OF_OUTPUTS,
+        keras=3,
+        only=_OF_KERAS_3,
+        short=(),
+    ),
+    Row(
+        strategy="pipeline",
+        options={"stages": 2, "microbatches": 3, "replicas": "multi_worker"},
+        launcher=_launched("multi_worker", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        refuses=_own_step("pipeline") | _own_loss("pipeline"),
+        leaves_out=_OF_OUTPUTS | _AS_ON_MIRRORED,
+        keras=3,
+        only=_OF_KERAS_3,
+        short=(),
     ),
 )
 

@@ -11,6 +11,10 @@ import tensorflow as tf
 from tfdist.compat import keras_source
 from tfdist.keras.version import IS_KERAS_3
 
+#: Whether a call in the graph of a model can be fixed to inference: a model of Keras 3 tells all
+#: layers whether it is in training.
+CAN_FIX_TRAINING = not IS_KERAS_3
+
 
 def has_graph(model: Any) -> bool:
     """Whether ``model`` is a Functional or Sequential model that knows its graph of layers."""
@@ -96,6 +100,14 @@ def run_in_order(model: tf.keras.Model, outputs: Sequence[Any], place_of: dict[i
     vars(model)["_nodes_by_depth"] = {len(calls) - place: nodes for place, nodes in in_order}
 
 
+def hand_on_masks(model: tf.keras.Model) -> None:
+    """Has a Functional model of Keras 3 leave the masks of its outputs to its layers; it would warn
+    of every mask that it is given."""
+    if IS_KERAS_3:
+        model.supports_masking = True
+        model.compute_mask = lambda inputs, previous_mask: None
+
+
 def _maker(tensor: Any) -> Any:
     history = tensor._keras_history
     layer = history.operation if IS_KERAS_3 else history.layer
@@ -143,9 +155,24 @@ def is_slicing(layer: Any) -> bool:
     return isinstance(layer, keras_source("layers.core.tf_op_layer").SlicingOpLambda)
 
 
+def undense(symbol: Any) -> str | None:
+    """Returns of which kind a symbolic tensor is that is sparse or ragged; None of a dense one."""
+    if not IS_KERAS_3:
+        kind = type(symbol.type_spec)
+        return None if kind is tf.TensorSpec else kind.__name__
+    return "sparse" if symbol.sparse else "ragged" if symbol.ragged else None
+
+
 def input_names(model: tf.keras.Model) -> list[str]:
-    """Returns the names of the inputs, by which a dict of features is read; Keras 3 has no list."""
-    return [symbol.name for symbol in model.inputs] if IS_KERAS_3 else list(model.input_names)
+    """Returns the names of the inputs, by which a dict of features is read.
+
+    Keras 3 has no list; inputs that a model was given as a dict are read by their keys.
+    """
+    if not IS_KERAS_3:
+        return list(model.input_names)
+    given = nested_inputs(model)
+    keys = {id(symbol): key for key, symbol in given.items()} if isinstance(given, dict) else {}
+    return [keys.get(id(symbol), symbol.name) for symbol in model.inputs]
 
 
 def called_with(model: tf.keras.Model) -> list[Any] | None:

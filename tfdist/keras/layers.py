@@ -42,6 +42,11 @@ def variables_in(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
     return [weight for weight in weights if isinstance(weight, tf.Variable)]
 
 
+def trained_in(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
+    """Returns the variables of ``layer`` that are trained; see ``variables_in``."""
+    return all_raw(getattr(layer, "trainable_variables", ()))
+
+
 def take_trainable(copy: tf.keras.Model, model: tf.keras.Model) -> None:
     """Freezes in ``copy`` what is frozen in ``model``, within layers of layers too.
 
@@ -135,8 +140,17 @@ def num_added_losses(layer: tf.keras.layers.Layer) -> int:
     return len(layer._get_regularization_losses() if IS_KERAS_3 else layer._callable_losses)
 
 
-def weight_losses(layer: tf.keras.layers.Layer) -> list[tf.Tensor]:
-    """Returns the losses of Keras 2 that ``layer`` itself adds for its weights, computed anew."""
+def weight_losses(layer: tf.keras.layers.Layer, told: set[int]) -> list[tf.Tensor]:
+    """Returns the losses that ``layer`` itself adds for its weights, computed anew.
+
+    Args:
+        told: ids of weights of Keras 3 whose losses are known, as that of another layer's weight.
+    """
+    if IS_KERAS_3:
+        own = [v for v in layer._trainable_variables if v.trainable and v.regularizer is not None]
+        new = [variable for variable in own if id(variable) not in told]
+        told.update(map(id, new))
+        return [variable.regularizer(variable) for variable in new]
     losses = [compute() for compute in layer._callable_losses]
     return [loss for loss in losses if loss is not None]
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -99,6 +99,68 @@ def loss_anew(compiled: Any, output_names: list[str] | None) -> Any:
     """
     given = compiled._user_loss if IS_KERAS_3 else compiled._user_losses
     return type(compiled)(given, compiled._user_loss_weights, output_names=output_names)
+
+
+def untold_loss(model: tf.keras.Model) -> Callable[..., Any]:
+    """Returns what computes the compiled losses of ``model``, of parts of a batch, for no metric.
+
+    In Keras 2 it has metrics of its own, and their variables from here on.
+    """
+    if not IS_KERAS_3:
+        own = loss_anew(model.compiled_loss, model.output_names)
+        own.build(model.output)
+        return own
+    compiled = model._compile_loss
+
+    def loss(y: Any, y_pred: Any, sample_weight: Any) -> Any:
+        if compiled is None:
+            return None
+        num_losses = len(tf.nest.flatten([compiled._user_loss, y_pred]))  # Or fewer.
+        with replaced(compiled, _metrics=[None] * num_losses):
+            return compiled(y, y_pred, sample_weight)
+
+    return loss
+
+
+def show_losses(
+    model: tf.keras.Model,
+    y: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    added: list[Any],
+    *,
+    rows: tf.Tensor,
+    part: Any,
+) -> None:
+    """Counts the compiled losses of a batch, and what layers have ``added``, in what is shown.
+
+    Args:
+        rows: of the batch.
+        part: of a global batch that they are, as which Keras 3 is to count the loss of an output.
+    """
+    if not IS_KERAS_3:
+        model.compiled_loss(y, y_pred, sample_weight, regularization_losses=added or None)
+        return
+    compiled = model._compile_loss
+    losses = [tf.cast(tf.reduce_sum(loss), tf.keras.backend.floatx()) for loss in added]
+    if compiled is not None:
+        assert compiled.built  # Else it would make those metrics now.
+        counting = [_Counting(metric, part) for metric in compiled._metrics]
+        with replaced(compiled, _metrics=counting):
+            losses.append(compiled(y, y_pred, sample_weight))
+    show_loss(model, tf.add_n(losses), rows)
+
+
+class _Counting(NamedTuple):
+    """The metric of a loss, for which a batch of unknown size is a part of one, not one."""
+
+    metric: Any
+    part: Any
+
+    def update_state(self, value: Any, sample_weight: Any = None) -> Any:
+        return self.metric.update_state(
+            value, self.part if sample_weight is None else sample_weight
+        )
 
 
 def function_of(part: Any) -> Any:

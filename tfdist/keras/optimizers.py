@@ -101,6 +101,25 @@ def gradients_of(
     return tape.gradient(loss, variables)
 
 
+def loss_factor(optimizer: Any) -> tf.Tensor | None:
+    """Returns what ``optimizer`` multiplies a loss by, so that float16 gradients do not vanish.
+
+    None where it is 1.
+    """
+    if IS_KERAS_3:
+        scales = inner_of(optimizer) is not optimizer or optimizer.loss_scale_factor is not None
+        return optimizer.scale_loss(tf.ones([])) if scales else None
+    scales = hasattr(optimizer, "get_scaled_loss")
+    return optimizer.get_scaled_loss(tf.ones([])) if scales else None
+
+
+def without_factor(optimizer: Any, gradients: list[Any]) -> list[Any]:
+    """Returns gradients as ``optimizer`` applies them: Keras 3 itself undoes ``loss_factor``."""
+    if hasattr(optimizer, "get_unscaled_gradients"):
+        return optimizer.get_unscaled_gradients(gradients)
+    return gradients
+
+
 def apply_sum(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
     """Adds up ``gradients`` over the replicas of tf.distribute, and applies the sums; on each.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 from collections.abc import Callable
@@ -13,6 +14,9 @@ from tfdist.compat import keras_source
 from tfdist.keras import step_context
 from tfdist.keras.layers import Replacement, layers_in
 from tfdist.keras.version import IS_KERAS_3
+
+#: Whether layers keep what their random numbers are drawn from, and checkpoints do.
+ARE_KEPT = IS_KERAS_3
 
 
 def random_generator(layer: tf.keras.layers.Layer) -> Any | None:
@@ -34,10 +38,18 @@ def shared_seed() -> tf.Variable | None:
     return None if generator is None else generator.state.value
 
 
+def has_seed(layer: Any) -> bool:
+    """Whether all random numbers of ``layer`` come from what it keeps itself: see ``drawing_by``.
+
+    In Keras 2 it is ``random_generator``.
+    """
+    return bool(getattr(layer, "_seed_generators", None))
+
+
 def draws_by_step(model: tf.keras.Model) -> list[Replacement]:
     """Has the layers of ``model`` draw the random numbers that a step tells them to draw."""
     return [
-        (generator, {"next": _by_step(generator.next)})
+        (generator, {"next": _by_step(generator.next, generator.state.value)})
         for generator in _generators_in(model)
         if "next" not in vars(generator)
     ]
@@ -49,9 +61,10 @@ def _generators_in(model: tf.keras.Model) -> list[Any]:
     return [generator for layer in layers_in(model) for generator in layer._seed_generators]
 
 
-def _by_step(given: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+def _by_step(given: Callable[..., tf.Tensor], state: tf.Variable) -> Callable[..., tf.Tensor]:
     def next_seed(*args: Any, **options: Any) -> tf.Tensor:
         seeds, draw = step_context.current().seeds, functools.partial(given, *args, **options)
+        draw.state = state
         return draw() if seeds is None else seeds(draw)
 
     return next_seed
@@ -68,6 +81,23 @@ def drawing_on(replica: Callable[[], Any]) -> contextlib.AbstractContextManager:
         seed = draw()
         number = tf.cast(replica(), seed.dtype)
         return seed + tf.stack([number, tf.zeros_like(number)])
+
+    return step_context.within(seeds=seed_of)
+
+
+def drawing_by(seed: tf.Tensor) -> contextlib.AbstractContextManager:
+    """Returns what encloses a forward pass whose random numbers follow from ``seed``, int32 [2],
+    and from what layers keep, which stays as it is: the same pass draws the same once more."""
+    fold_in = tf.random.experimental.stateless_fold_in
+    turns: collections.Counter[int] = collections.Counter()
+
+    def seed_of(draw: Any) -> tf.Tensor:
+        state, turn = tf.convert_to_tensor(draw.state), turns[id(draw.state)]
+        turns[id(draw.state)] += 1
+        folded = seed
+        for number in (*tf.unstack(tf.cast(state, tf.int32)), turn):
+            folded = fold_in(folded, number)
+        return tf.cast(folded, state.dtype)
 
     return step_context.within(seeds=seed_of)
 

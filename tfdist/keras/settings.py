@@ -14,6 +14,9 @@ from tfdist.keras.version import IS_KERAS_3
 #: Whether TensorBoard writes where it is told to on workers that are not the chief, too.
 WRITES_WHERE_TOLD = IS_KERAS_3
 
+# What Keras 3 calls the names of layers with how often each is taken.
+_NAMES = "object_name_uids"
+
 
 def set_policy(policy: Any) -> None:
     """Sets the types that layers compute in; None follows ``floatx``, which Keras 3 does once."""
@@ -31,7 +34,16 @@ def restart_names() -> None:
 
 @contextlib.contextmanager
 def uncounted_names() -> Iterator[None]:
-    """Has layers and metrics of Keras 2 that are made meanwhile leave no name taken."""
+    """Has layers and metrics that are made meanwhile leave no name taken."""
+    if IS_KERAS_3:
+        names = keras_source("backend.common.global_state")
+        before = dict(names.get_global_attribute(_NAMES) or {})
+        try:
+            yield
+        finally:
+            restart_names()
+            names.get_global_attribute(_NAMES).update(before)
+        return
     counts = keras_source("backend").PER_GRAPH_OBJECT_NAME_UIDS
     of_operators = keras_source("backend").OBSERVED_NAMES
     before, seen = {graph: dict(names) for graph, names in counts.items()}, set(of_operators)

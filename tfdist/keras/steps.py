@@ -74,8 +74,10 @@ def training_as_compiled(model: tf.keras.Model) -> contextlib.AbstractContextMan
 
 
 def follow_trainable(model: tf.keras.Model) -> None:
-    """Has the compiled ``model`` train what is trainable now, not what was when it was compiled."""
-    model._reset_compile_cache()
+    """Has the compiled ``model`` train what is trainable now, as that of Keras 3 always does, not
+    what was when it was compiled."""
+    if not IS_KERAS_3:
+        model._reset_compile_cache()
 
 
 def trace_step(model: tf.keras.Model, iterator: Any) -> None:

@@ -10,10 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from one_device import assert_same_weights, equals_one_device
 from scenarios import scenario
 from tensorflow import keras
 
+import tfdist
 from tfdist.errors import ModelError
+from tfdist.keras.layers import variables_in
+from tfdist.keras.tensors import all_raw
+from tfdist.keras.version import IS_KERAS_3
 
 layers = keras.layers
 RNG = np.random.default_rng(0)
@@ -68,7 +73,7 @@ def check_equal(strategy: Any, make: Any, rows: int) -> None:
     assert largest(model.get_weights(), plain.get_weights()) < 1e-6
 
 
-@scenario
+@scenario("pipeline", "keras_3")
 def few_rows(strategy: Any, folder: Path) -> None:
     """One record, so fewer than microbatches, and a tail of one: in fit, evaluate, predict."""
     for rows in (1, 9):
@@ -85,7 +90,7 @@ def few_rows(strategy: Any, folder: Path) -> None:
         assert largest(model.predict(x, batch_size=5, verbose=0), expected) < 1e-6, rows
 
 
-@scenario
+@scenario("pipeline", "keras_3")
 def a_regularizer_counts_once_wherever_its_layer_is_called(strategy: Any, folder: Path) -> None:
     def made() -> keras.Model:
         inputs = keras.Input((6, 6, 2))
@@ -163,6 +168,21 @@ def a_loss_of_ones_own_may_be_called_by_its_name(strategy: Any, folder: Path) ->
         check_equal(strategy, made, 9)
 
 
+@scenario("pipeline", "keras_3")
+def slots_that_a_model_fn_makes_begin_as_its_weights(strategy: Any, folder: Path) -> None:
+    def made() -> keras.Model:
+        keras.utils.set_random_seed(next(seeds))
+        model = model_fn()
+        model.compile(keras.optimizers.SGD(0.05, use_ema=True), model.loss)
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    seeds = iter([1, 1, 2])  # Of one device, and of the two that a pipeline makes.
+    plain, model = made(), strategy.build(made)
+    train(strategy, model, plain, 21)
+    assert largest(model.get_weights(), plain.get_weights()) < 1e-6
+
+
 @scenario
 def files(strategy: Any, folder: Path) -> None:
     model = strategy.build(model_fn)
@@ -179,12 +199,12 @@ def files(strategy: Any, folder: Path) -> None:
     assert largest(exported.serve(X), expected) < 1e-6
 
 
-@scenario(long=True)
+@scenario("pipeline", "keras_3", long=True)
 def mixed_float16(strategy: Any, folder: Path) -> None:
     check_mixed(strategy, "mixed_float16")
 
 
-@scenario(long=True)
+@scenario("pipeline", "keras_3", long=True)
 def mixed_bfloat16(strategy: Any, folder: Path) -> None:
     check_mixed(strategy, "mixed_bfloat16")
 
@@ -200,12 +220,15 @@ def check_mixed(strategy: Any, policy: str) -> None:
         for one in (model, plain):
             one.set_weights(start)
         train(strategy, model, plain, 21)
-        assert {v.dtype for v in model.trainable_variables} == {tf.float32}
-        assert sorted({w.device[-5:] for w in model.weights}) == ["CPU:0", "CPU:1"]
+        assert {v.dtype for v in all_raw(model.trainable_variables)} == {tf.float32}
+        assert sorted({w.device[-5:] for w in variables_in(model)}) == ["CPU:0", "CPU:1"]
         if policy == "mixed_float16":
-            assert model.optimizer.loss_scale == plain.optimizer.loss_scale
+            # What Keras 3 calls it, then Keras 2.
+            name = "dynamic_scale" if IS_KERAS_3 else "loss_scale"
+            found, expected = (float(getattr(m.optimizer, name)) for m in (model, plain))
+            assert found == expected
             # 2**15 at first: with a scale that is not taken out again nothing would be alike.
-            assert float(model.optimizer.loss_scale) > 1000
+            assert found > 1000
     finally:
         keras.mixed_precision.set_global_policy("float32")
     exact_feed = strategy.dataset((X, Y), global_batch_size=8)
@@ -238,10 +261,8 @@ def overflow_lowers_the_loss_scale(strategy: Any, folder: Path) -> None:
         keras.mixed_precision.set_global_policy("float32")
 
 
-@scenario(long=True)
+@scenario("pipeline", "keras_3", long=True)
 def few_rows_in_other_schedules(strategy: Any, folder: Path) -> None:
-    import tfdist
-
     for options in ({"schedule": "1f1b"}, {"schedule": "interleaved", "recompute": "blocks"}):
         other = tfdist.strategy(
             "pipeline", stages=2, microbatches=4, batch_norm="per_microbatch", **options
@@ -263,10 +284,8 @@ def few_rows_in_other_schedules(strategy: Any, folder: Path) -> None:
         assert largest(model.get_weights(), plain.get_weights()) < 1e-6, options
 
 
-@scenario
+@scenario("pipeline", "keras_3")
 def one_microbatch_has_the_statistics_of_the_batch(strategy: Any, folder: Path) -> None:
-    import tfdist
-
     for recompute in ("none", "blocks"):
         other = tfdist.strategy(
             "pipeline", stages=2, microbatches=1, batch_norm="per_microbatch", recompute=recompute
@@ -293,7 +312,7 @@ def one_microbatch_has_the_statistics_of_the_batch(strategy: Any, folder: Path) 
         assert largest(model.get_weights(), plain.get_weights()) < 1e-5, recompute
 
 
-@scenario
+@scenario("pipeline", "keras_3")
 def layers_frozen_and_trained_again_after_the_build(strategy: Any, folder: Path) -> None:
     def frozen() -> keras.Model:
         model = model_fn()
@@ -342,3 +361,155 @@ def arrays_are_tried_as_datasets_are(strategy, folder):
             model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(8), verbose=0)
         told.append(out.getvalue().count("metric 'spread' is no mean over the rows"))
     assert told == [0, 1]
+
+
+# Keras 3 -----------------------------------------------------------------------------------------
+
+
+def tokens() -> keras.Model:
+    """Look-ups, a mask over the cut, operations, a tied weight, and a model in inference, which a
+    model of Keras 3 trains all the same."""
+
+    class Tied(layers.Layer):
+        def call(self, x: Any) -> Any:
+            return keras.ops.matmul(x, self.kernel)
+
+    inputs = keras.Input((7,), dtype="int32")
+    x = layers.Embedding(20, 8, mask_zero=True, name="table")(inputs)
+    x = layers.LSTM(8, return_sequences=True, name="memory")(x)
+    first = layers.Dense(8, "tanh", kernel_regularizer="l2", name="first")
+    x = first(layers.GlobalAveragePooling1D(name="pool")(keras.ops.tanh(x * 2.0)))
+    tied = Tied(name="tied")
+    tied.kernel = first.kernel
+    settled = keras.Sequential(
+        [keras.Input((8,)), layers.BatchNormalization(name="norm")], name="settled"
+    )
+    x = settled(tied(x), training=False)
+    model = keras.Model(inputs, layers.Dense(3, "softmax", name="last")(x))
+    optimizer = keras.optimizers.Adam(0.01, epsilon=1e-3, clipnorm=0.5)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+@scenario("keras_3")
+def layers_of_keras_3(strategy: Any, folder: Path) -> None:
+    records = RNG.integers(0, 20, (21, 7)).astype(np.int32), Y
+    model, reference = equals_one_device(strategy, tokens, records, global_batch_size=8)
+    assert sorted({w.device[-5:] for w in variables_in(model)}) == ["CPU:0", "CPU:1"]
+    x, y = records
+    found = model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
+    expected = reference.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
+    assert found == pytest.approx(expected, abs=1e-5)
+    np.testing.assert_allclose(
+        model.predict(x, verbose=0), reference.predict(x, verbose=0), atol=1e-5
+    )
+
+
+def dropping(seed: int = 3) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            layers.RandomFlip(name="flip"),
+            layers.Flatten(name="flat"),
+            layers.Dense(8, "tanh", name="first"),
+            layers.Dropout(0.5, name="drop"),
+            layers.Dense(3, "softmax", name="last"),
+        ]
+    )
+    optimizer = keras.optimizers.Adam(0.01, epsilon=1e-3)
+    model.compile(optimizer, "sparse_categorical_crossentropy")
+    return model
+
+
+@scenario("keras_3")
+def random_numbers_are_those_of_layers_and_steps(strategy: Any, folder: Path) -> None:
+    """The same once more: in a second pass, and from a checkpoint, whatever the seed is then."""
+
+    class Break(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 1:
+                raise KeyboardInterrupt
+
+    def fit(where: Any, make: Any, *callbacks: Any) -> keras.Model:
+        model = where.build(make)
+        feed = where.dataset((X, Y), global_batch_size=8)
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(feed, epochs=2, callbacks=list(callbacks), verbose=0)
+        return model
+
+    unbroken = fit(strategy, dropping)
+    again = tfdist.strategy("pipeline", stages=2, microbatches=4, recompute="blocks")
+    again.start()
+    assert_same_weights(fit(again, dropping), unbroken)
+    fit(strategy, dropping, tfdist.Checkpoints(folder, every_steps=1), Break())
+    resumed = fit(strategy, lambda: dropping(4), tfdist.Checkpoints(folder, resume=True))
+    assert_same_weights(resumed, unbroken)
+    without = tfdist.strategy("pipeline", stages=2, microbatches=2)
+    without.start()
+    others = fit(without, dropping)
+    assert largest(others.get_weights(), unbroken.get_weights()) > 1e-3
+
+
+@scenario("keras_3")
+def what_keras_3_would_do_otherwise_is_refused(strategy: Any, folder: Path) -> None:
+    def compiled(*inner: Any, **inputs: Any) -> keras.Model:
+        start = keras.Input(**({"shape": (4,)} | inputs))
+        x = layers.Dense(8, name="first")(start)
+        for layer in inner:
+            x = layer(x)
+        model = keras.Model(start, layers.Dense(3, name="last")(x))
+        if inner and hasattr(inner[0], "quantize") and isinstance(inner[0], layers.Dense):
+            inner[0].quantize("float8")
+        model.compile("sgd", "mse")
+        return model
+
+    refused = {
+        "layer 'norm' with renorm=True": lambda: compiled(
+            layers.BatchNormalization(renorm=True, name="norm")
+        ),
+        "must not compute in float8": lambda: compiled(layers.Dense(8, name="small")),
+        "must be dense.*input 'rare', sparse": lambda: compiled(sparse=True, name="rare"),
+        "no state from batch to batch.*'kept'": lambda: compiled(
+            layers.Reshape((2, 4), name="turned"),
+            layers.LSTM(4, stateful=True, name="kept"),
+            batch_shape=(8, 4),
+            shape=None,
+        ),
+    }
+    for words, make in refused.items():
+        with pytest.raises(ModelError, match=words):
+            strategy.build(make)
+
+
+@scenario("keras_3")
+def names_are_those_of_a_model_of_keras_3_made_once(strategy: Any, folder: Path) -> None:
+    def made() -> keras.Model:
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, layers.Dense(3, "softmax")(layers.Dense(8)(inputs)) * 1.0)
+        model.compile("sgd", "mse", metrics=[keras.metrics.Precision()])
+        return model
+
+    keras.backend.clear_session()
+    plain = made()
+    keras.backend.clear_session()
+    model = strategy.build(made)
+    assert [each.name for each in model.operations] == [each.name for each in plain.operations]
+    assert model.metrics[-1].name == plain.metrics[-1].name
+
+
+@scenario("keras_3", long=True)
+def files_of_keras_3(strategy: Any, folder: Path) -> None:
+    model = strategy.build(model_fn)
+    feed = strategy.dataset((X, Y), global_batch_size=8)
+    model.fit(feed, verbose=0)
+    expected = model.predict(X, verbose=0)
+    for name in ("model.keras", "model.h5"):
+        strategy.save(model, folder / name)
+        loaded = keras.models.load_model(folder / name)
+        assert largest(loaded.predict(X, verbose=0), expected) < 1e-6, name
+    model.export(folder / "exported", verbose=False)
+    exported = tf.saved_model.load(str(folder / "exported"))
+    assert largest(exported.serve(X), expected) < 1e-6
+    report = tfdist.verify(model_fn, (X, Y), strategy, steps=3, global_batch_size=8)
+    assert report.exact, str(report)

@@ -55,6 +55,8 @@ def compare(case: str) -> dict[str, Any]:
     """Returns what -> largest difference from plain Keras, and the devices of the weights."""
     from tensorflow import keras
 
+    from tfdist.keras.layers import variables_in
+
     options = {"stages": 2, "microbatches": 3} | models.CASES[case]
     kind = models.kind(case)
     keras.backend.set_floatx("float64" if case == "float64" else "float32")
@@ -72,7 +74,7 @@ def compare(case: str) -> dict[str, Any]:
             _flat(model.predict(held_out, verbose=0)), expected.predictions, strict=True
         )
         return {
-            "devices": sorted({w.device.rpartition("/")[2] for w in model.weights}),
+            "devices": sorted({w.device.rpartition("/")[2] for w in variables_in(model)}),
             "differences": {
                 "weights": max(map(_largest, model.get_weights(), expected.weights)),
                 "predictions": max(_largest(*pair) for pair in predictions),

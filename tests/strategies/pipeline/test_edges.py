@@ -1,11 +1,17 @@
-"""Few rows, mixed precision and files, on two stages; see edge_scenarios.py."""
+"""Few rows, mixed precision and files, and Keras 3, on two stages; see edge_scenarios.py."""
 
 from __future__ import annotations
 
 from scenario_plugin import Job
 
+from tfdist.compat.keras import VARIABLE
+
 SCENARIOS = "edge_scenarios.py"
-JOBS = {"pipeline": Job("pipeline", {"stages": 2, "microbatches": 4})}
+_OPTIONS = {"stages": 2, "microbatches": 4}
+JOBS = {
+    "pipeline": Job("pipeline", _OPTIONS),
+    "keras_3": Job("pipeline", _OPTIONS, env={VARIABLE: "0"}, only_named=True),
+}
 
 
 def test_edge(scenario):

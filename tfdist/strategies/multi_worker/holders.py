@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.keras.tensors import raw
 from tfdist.strategies.multi_worker.cluster import (
     BETWEEN_STEPS,
     OF_STEPS,
@@ -61,7 +62,7 @@ class Holders(Cluster):
                 dense.append(index)
         divisions = [
             # Undivided: a bucket has one row.
-            Division(tuple(variables[i].shape), 1, gradients[i].dtype, variables[i].device)
+            Division(tuple(variables[i].shape), 1, gradients[i].dtype, raw(variables[i]).device)
             for i in dense
         ]
         # The gradients of the last layers are there first.

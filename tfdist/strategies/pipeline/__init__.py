@@ -9,6 +9,7 @@ SPEC = Spec(
     summary="layers in stages on several devices, microbatches through them; in one process, or on "
     "each rank of horovod or multi_worker",
     divides_model=True,
+    takes_keras_3=True,
     engine="tensorflow",
     example={"stages": 2, "microbatches": 4},
 )

@@ -10,6 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.keras.layers import trained_in
+from tfdist.keras.optimizers import variables_of
 from tfdist.keras.settings import uncounted_names
 from tfdist.keras.tensors import uncast
 from tfdist.training.model.layer_calls import Call, model_of
@@ -41,7 +43,7 @@ class Chunk:
     @cached_property
     def variables(self) -> list[tf.Variable]:
         """Trainable ones, each once."""
-        unique = {v.ref(): v for call in self.calls for v in call.layer.trainable_variables}
+        unique = {v.ref(): v for call in self.calls for v in trained_in(call.layer)}
         return list(unique.values())
 
 
@@ -71,13 +73,13 @@ def make_chunks(
         }
         read_later = {id(tensor) for call in calls[stop:] for tensor in call.inputs}
         given = {k: t for k, t in made.items() if k in read_later or k in result_keys}
-        has_weights = any(call.layer.trainable_variables for call in own)
+        has_weights = any(trained_in(call.layer) for call in own)
         is_last = stop == len(calls)  # There the loss reads all outputs.
         reaches = [*read, *result_keys] if is_last else read
         differentiable = frozenset(key for key in reaches if key in flowing)
         learns = has_weights or bool(differentiable)
         if learns:
-            flowing.update(key for key, tensor in given.items() if tensor.dtype.is_floating)
+            flowing.update(key for key, t in given.items() if tf.as_dtype(t.dtype).is_floating)
         chunks.append(
             Chunk(
                 calls=own,
@@ -144,6 +146,11 @@ def place(
     ]:
         raise _not_the_same(f"{seen.count} variables, then {placed.count}")
     model.set_weights(weights)
+    # Slots that model_fn has made may have begun as the weights, as averages do.
+    optimizers = [getattr(each, "optimizer", None) for each in (model, probe)]
+    if None not in optimizers:
+        for own, other in zip(*map(variables_of, optimizers), strict=True):
+            own.assign(other)
     return model
 
 

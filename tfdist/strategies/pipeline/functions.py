@@ -104,7 +104,7 @@ class Functions:
 
         def run(inputs: list[Any], is_real: Any, seed: Any) -> tuple[list, list]:
             normed = self._norms(number, microbatch, is_real=is_real, moves=moves)
-            seeded = randomness.microbatch(*seed, number) if seed else contextlib.nullcontext()
+            seeded = randomness.repeatable(*seed, number) if seed else contextlib.nullcontext()
             with normed, seeded:
                 made = tf.nest.flatten(chunk.model(inputs, training=self._training))
             return made, activity_losses(chunk.model)

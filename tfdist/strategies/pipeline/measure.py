@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import OptionError
-from tfdist.keras.layers import variables_in
-from tfdist.training.model.layer_calls import Call, Graph
+from tfdist.keras.layers import trained_in, variables_in
+from tfdist.training.model.layer_calls import Call, Graph, model_of
 
 _REPEATS = 5
 # A layer that takes longer is timed less often.
@@ -82,7 +82,7 @@ def measure(graph: Graph, rows: int) -> Measured:
     alone = []
     for call in graph.calls:
         inputs = _read_by(call)
-        model = tf.keras.Model(inputs, list(call.outputs))
+        model = model_of([call], inputs, call.outputs)
         given = [values[id(symbol)] for symbol in inputs]
         sources = [n for n, symbol in enumerate(inputs) if id(symbol) in flowing]
         key = _key(call, given, sources)
@@ -91,8 +91,8 @@ def measure(graph: Graph, rows: int) -> Measured:
         alone.append(known[key])
         made = tf.nest.flatten(model(given, training=False))
         values.update((id(s), tensor) for s, tensor in zip(call.outputs, made, strict=True))
-        if sources or call.layer.trainable_variables:
-            flowing.update(id(s) for s in call.outputs if s.dtype.is_floating)
+        if sources or trained_in(call.layer):
+            flowing.update(id(s) for s in call.outputs if tf.as_dtype(s.dtype).is_floating)
     kept = _kept_bytes(graph, alone, values)
     times = zip(alone, kept, strict=True)
     return Measured(rows, tuple(Cost(one.forward_s, one.backward_s, b) for one, b in times))
@@ -129,9 +129,9 @@ def _made_up(symbol: Any, rows: int) -> tf.Tensor:
             mend="Give keras.Input a fixed shape, or choose balance='estimated'",
         )
     shape = (rows, *symbol.shape[1:])
-    if symbol.dtype == tf.string:
+    if tf.as_dtype(symbol.dtype) == tf.string:
         return tf.fill(shape, "")
-    if not symbol.dtype.is_floating:
+    if not tf.as_dtype(symbol.dtype).is_floating:
         return tf.zeros(shape, symbol.dtype)
     return tf.cast(np.random.default_rng(0).normal(size=shape), symbol.dtype)
 
@@ -150,7 +150,7 @@ def _key(call: Call, given: list[tf.Tensor], sources: list[int]) -> str:
         config = {"only": call.name}
     shapes = [[list(tensor.shape), tensor.dtype.name] for tensor in given]
     weights = [list(weight.shape) for weight in variables_in(call.layer)]
-    trained = len(call.layer.trainable_variables)
+    trained = len(trained_in(call.layer))
     kind = f"{type(call.layer).__module__}.{type(call.layer).__qualname__}"
     return json.dumps([kind, config, shapes, weights, trained, sources], default=str)
 
@@ -158,7 +158,7 @@ def _key(call: Call, given: list[tf.Tensor], sources: list[int]) -> str:
 def _run_alone(
     call: Call, model: tf.keras.Model, given: list[tf.Tensor], sources: list[int]
 ) -> _Alone:
-    variables = call.layer.trainable_variables
+    variables = trained_in(call.layer)
     kept: dict[str, Any] = {}
 
     def forward(inputs: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -176,8 +176,9 @@ def _run_alone(
         kept.update(_read_back(graph, before, inputs, outputs))
         return [gradient for gradient in found if gradient is not None]
 
-    beside = call.layer.non_trainable_weights  # Vocabularies among them are no variables.
-    statistics = [(w, w.numpy()) for w in beside if isinstance(w, tf.Variable)]
+    trained = {variable.ref() for variable in variables}
+    beside = [weight for weight in variables_in(call.layer) if weight.ref() not in trained]
+    statistics = [(weight, weight.numpy()) for weight in beside]
     forward_s = _shortest(tf.function(forward), given)
     both_s = _shortest(tf.function(both), given) if sources or variables else forward_s
     for weight, value in statistics:  # Such as those that BatchNormalization moves.

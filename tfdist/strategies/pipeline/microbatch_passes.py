@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.keras.optimizers import loss_factor
 from tfdist.keras.tensors import mask_of, with_mask
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.functions import Functions, OutputWithoutGradient
@@ -222,10 +223,7 @@ class Backward:
         self._share = share
         self._gradients = gradients
         #: What the loss is multiplied by, so that float16 gradients do not vanish.
-        self.scale: tf.Tensor | None = None
-        optimizer = steps.model.optimizer
-        if hasattr(optimizer, "get_scaled_loss"):
-            self.scale = optimizer.get_scaled_loss(tf.ones([]))
+        self.scale = loss_factor(steps.model.optimizer)
         self._upstream = Upstream(forward.parts)
         self._upstream_of_logits = Upstream(forward.parts)
 

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import OptionError, unknown_choice
-from tfdist.keras.layers import variables_in
+from tfdist.keras.layers import layers_in, variables_in
 from tfdist.keras.steps import follow_trainable
 from tfdist.strategies.pipeline import schedule
 from tfdist.strategies.pipeline.chunks import Chunk, make_chunks
@@ -172,7 +172,8 @@ def _leading_to(graph: Graph, last: str) -> tuple[int, ...]:
 def freeze(model: tf.keras.Model, graph: Graph, named: Named) -> Graph:
     """Makes the named leading layers untrainable; returns the graph with them first."""
     for number in named.frozen:
-        graph.calls[number].layer.trainable = False
+        for part in layers_in(graph.calls[number].layer):  # None in an operation of Keras 3.
+            part.trainable = False
     if named.frozen:
         # Keras' fit goes by what was trainable when the model was compiled; to compile it anew
         # would need the user's arguments.
@@ -256,7 +257,7 @@ def _balanced(
 def _cost(call: Call, options: Options) -> float:
     if options.optimize == "memory":
         return float(call.memory_bytes(_ASSUMED_ROWS))
-    frozen = bool(call.layer.weights) and not call.layer.trainable
+    frozen = bool(variables_in(call.layer)) and not call.layer.trainable
     return call.flops * (1.0 if frozen else _BACKWARD_AND_FORWARD)
 
 

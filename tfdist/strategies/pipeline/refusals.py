@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.keras.layers import layers_in
+from tfdist.keras.layers import keeps_unbiased_variance, layers_in
 from tfdist.keras.tensors import mask_of
 from tfdist.training.layers.batch_norm import masked_norm_error
 from tfdist.training.layers.randomness import drawing_layers
 from tfdist.training.model.layer_calls import Call, normalizes
 from tfdist.training.model.refusals import (
+    refuse_float8,
     refuse_nadam,
     refuse_own_loss,
     refuse_own_steps,
@@ -29,11 +30,12 @@ def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -
     """
     refuse_own_steps(model, "pipeline")
     refuse_own_loss(model, "pipeline")
+    refuse_float8(model)
     refuse_undense_inputs(model, "pipeline")
     check_compiled(model)
     for call in calls:
         masked = mask_of(call.inputs[0]) is not None if call.inputs else False
-        if normalizes(call) and masked and not call.layer.fused:
+        if normalizes(call) and masked and not keeps_unbiased_variance(call.layer):
             raise masked_norm_error(call.layer)
     layers = {call.layer: None for call in calls}
     for layer in layers:
@@ -79,7 +81,7 @@ def _check_layer(layer: tf.keras.layers.Layer) -> None:
                 received=f"SpectralNormalization '{part.name}'",
                 mend="Leave it out, or use strategy 'single'",
             )
-    if layer.metrics:
+    if getattr(layer, "metrics", None):  # An operation of Keras 3 has none.
         raise ModelError(
             "metrics of a pipeline must come from compile()",
             received=f"layer '{layer.name}' with a metric of its own",

@@ -14,6 +14,9 @@ import tensorflow as tf
 from tfdist import keras
 from tfdist.errors import ModelError
 from tfdist.keras import step_context
+from tfdist.keras.graph import nested_outputs
+from tfdist.keras.layers import trained_in
+from tfdist.keras.tensors import raw
 from tfdist.strategies.pipeline.frozen import Frozen
 from tfdist.strategies.pipeline.functions import OutputWithoutGradient, function_of, pay
 from tfdist.strategies.pipeline.microbatch_passes import Backward, Forward
@@ -78,7 +81,7 @@ class PipelineSteps:
             ModelError: one is trained now that was taken for frozen when the model was built.
         """
         plan = self._plan
-        trained = [[v.ref() for v in call.layer.trainable_variables] for call in plan.calls]
+        trained = [[v.ref() for v in trained_in(call.layer)] for call in plan.calls]
         if trained == self._trained:
             return
         thawed = [n for n in plan.normalizing if n not in self._normalizing]
@@ -107,23 +110,22 @@ class PipelineSteps:
 
     @property
     def loss_is_keras_own(self) -> bool:
-        return all(loss is None or is_keras_own(loss) for loss in tf.nest.flatten(self.model.loss))
+        compiled = tf.nest.flatten(keras.losses.compiled_losses(self.model))
+        return all(loss is None or is_keras_own(loss) for loss in compiled)
 
     def gradient_loss(self) -> Any:
         """Returns the compiled loss with metrics of its own: the model's see whole batches.
 
         To be called once before the step, which would be traced again if it made their variables.
         """
-        compiled = self.model.compiled_loss
+        compiled = keras.losses.compiled_loss(self.model)
         if self._losses[0] is not compiled:
-            own = keras.losses.loss_anew(compiled, self.model.output_names)
-            own.build(self.model.output)
-            self._losses = (compiled, own)
+            self._losses = (compiled, keras.losses.untold_loss(self.model))
         return self._losses[1]
 
     def packed(self, outputs: list[tf.Tensor]) -> Any:
         """Returns outputs in the structure that the model gives them."""
-        return tf.nest.pack_sequence_as(self.model.output, outputs)
+        return tf.nest.pack_sequence_as(nested_outputs(self.model), outputs)
 
     # Keras' three steps -------------------------------------------------------------------------
 
@@ -186,7 +188,7 @@ class PipelineSteps:
         """
         if self.loss_is_sum:
             return y, sample_weight
-        outputs = self.model.output  # Without masks: they are refused.
+        outputs = nested_outputs(self.model)  # Without masks: they are refused.
         masks, labels = loss_masks.found(self.model, y, outputs)
         if all(mask is None for mask in masks):
             return y, sample_weight
@@ -220,24 +222,24 @@ class PipelineSteps:
 
     def _regularize(self, gradients: Sums | None, scale: tf.Tensor | None) -> list[tf.Tensor]:
         """Returns the losses of weights, each on its layer's device; adds up their gradients."""
-        losses = []
+        losses: list[tf.Tensor] = []
+        told: set[int] = set()
         for part, device in self._device_of_part.items():
             with tf.device(device), tf.GradientTape() as tape:
-                own = keras.layers.weight_losses(part)
+                own = keras.layers.weight_losses(part, told)
                 total = tf.add_n(own) if own else None
             losses += own
-            if gradients is not None and own and part.trainable_variables:
+            variables = trained_in(part)
+            if gradients is not None and own and variables:
                 with tf.device(device):
-                    variables = part.trainable_variables
                     found = tape.gradient(total, variables, output_gradients=scale)
                     gradients.add(variables, found)
         return losses
 
     def _apply(self, gradients: Sums) -> None:
         optimizer, variables = self.model.optimizer, self.model.trainable_variables
-        found = [gradients.of(variable) for variable in variables]
-        if hasattr(optimizer, "get_unscaled_gradients"):
-            found = optimizer.get_unscaled_gradients(found)
+        found = [gradients.of(raw(variable)) for variable in variables]
+        found = keras.optimizers.without_factor(optimizer, found)
         sharded = self._binding.sharded
         if sharded is None:
             with updates_where_weights_lie(optimizer):
@@ -264,14 +266,20 @@ class PipelineSteps:
         if self.loss_is_sum:
             weights = share.weights_of_sum(model, y_pred, sample_weight)
 
+        rows = tf.shape(tf.nest.flatten(y_pred)[0])[0]
+        part = 1.0 if share.told is None else part_of(share.told)
+
+        def show() -> None:
+            keras.losses.show_losses(model, labels, y_pred, weights, added, rows=rows, part=part)
+
         def update() -> tf.Tensor:
-            model.compiled_loss(labels, y_pred, weights, regularization_losses=added or None)
+            show()
             keras.losses.update_metrics(model, y, y_pred, sample_weight)
             return tf.constant(True)
 
         with step_context.within(part=1.0):  # Of its own batch, whose results it shows.
             if share.is_real is True:
-                model.compiled_loss(labels, y_pred, weights, regularization_losses=added or None)
+                show()
                 return model.compute_metrics(x, y, y_pred, sample_weight)
             eager_variables.make_metrics(model, y_pred, y)  # Not within a branch.
             # Of no rows, a user's own mean would be NaN.

@@ -123,6 +123,7 @@ class Pipeline(ModelParallel):
     def build(self, model_fn: ModelOrFn) -> Any:
         import tensorflow as tf
 
+        from tfdist.keras.seeds import draws_by_step
         from tfdist.strategies.pipeline.chunks import place
         from tfdist.strategies.pipeline.frozen import Frozen
         from tfdist.strategies.pipeline.frozen_cache import FrozenCache
@@ -171,6 +172,8 @@ class Pipeline(ModelParallel):
         binding = Binding(model, ranks)
         put_on_norms(binding)
         randomness.put_on(binding)
+        for owner, values in draws_by_step(model):
+            binding.put(owner, values)
 
         def compiled() -> None:
             check_compiled(model)

@@ -129,18 +129,18 @@ def put_on(binding: Binding, *, synchronized: bool) -> None:
             have those of all even then.
     """
     for layer in layers_of(binding.model):
-        if getattr(layer, "renorm", False):  # Of Keras 3.
-            raise ModelError(
-                "BatchNormalization must normalize with the statistics of the batch where that is "
-                "divided among replicas or microbatches",
-                received=f"layer '{layer.name}' with renorm=True",
-                mend="Leave renorm out, or use strategy 'single'",
-            )
         follow(binding, layer, synchronized=synchronized or _asks_for_all(layer))
 
 
 def follow(binding: Binding, layer: tf.keras.layers.Layer, *, synchronized: bool) -> None:
     """Has a BatchNormalization normalize as the step says that it is called in."""
+    if getattr(layer, "renorm", False):  # Of Keras 3.
+        raise ModelError(
+            "BatchNormalization must normalize with the statistics of the batch where that is "
+            "divided among replicas or microbatches",
+            received=f"layer '{layer.name}' with renorm=True",
+            mend="Leave renorm out, or use strategy 'single'",
+        )
     binding.call_by(layer, Norm(layer, binding.collective, synchronized))
 
 

@@ -45,7 +45,7 @@ def found(model: tf.keras.Model, y: Any, y_pred: Any) -> tuple[list[tf.Tensor | 
         another = tf.cast(1 if number == 0 else 0, label.dtype)
         labels[n] = tf.where(is_left_out, another, label)
         counts = tf.logical_not(is_left_out)
-        if counts.shape.rank == outputs[n].shape.rank:
+        if counts.shape.rank == len(outputs[n].shape):
             counts = tf.squeeze(counts, -1)
         masks[n] = counts if masks[n] is None else masks[n] & counts
     if not isinstance(y, Mapping):
@@ -64,7 +64,7 @@ def counted(
     Args:
         summed: adds up a tensor, under a name, over the replicas.
     """
-    dtype = full_type(tf.nest.flatten(y_pred)[0].dtype)
+    dtype = full_type(tf.as_dtype(tf.nest.flatten(y_pred)[0].dtype))
     return [
         None if mask is None else summed(tf.reduce_sum(tf.cast(mask, dtype)), f"mask.{index}")
         for index, mask in enumerate(masks)

@@ -20,7 +20,7 @@ from tfdist.errors import ModelError, OptionError, first_line
 from tfdist.keras import step_context
 from tfdist.keras.graph import layer_of_scope
 from tfdist.keras.layers import layers_in, written_anew
-from tfdist.keras.seeds import random_generator, shared_seed
+from tfdist.keras.seeds import ARE_KEPT, drawing_by, has_seed, random_generator, shared_seed
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.failure_notices import ToldOnce
 
@@ -83,7 +83,8 @@ class StepSeeds:
     def __init__(self, model: tf.keras.Model, process: int = 0):
         self._model = model
         # Keras seeds its own generators so.
-        self._base = (random.randrange(2**31) + process) % 2**31
+        drawn = 0 if ARE_KEPT else random.randrange(2**31)
+        self._base = (drawn + process) % 2**31
 
     def of_step(self) -> tf.Tensor:
         """Returns int32 [2] for the step that comes."""
@@ -95,9 +96,22 @@ def microbatch(
     step_seed: tf.Tensor, number: int, chunk: int
 ) -> contextlib.AbstractContextManager[None]:
     """Encloses a forward pass of microbatch ``number`` through ``chunk``, in training."""
+    return step_context.within(draws=_Draws(_seed_of(step_seed, number, chunk)))
+
+
+@contextlib.contextmanager
+def repeatable(step_seed: tf.Tensor, number: int, chunk: int) -> Iterator[None]:
+    """Does as ``microbatch``; the layers of Keras 3, too, draw the same when it runs once more."""
+    with (
+        microbatch(step_seed, number, chunk),
+        drawing_by(_seed_of(step_seed, number, chunk)),
+    ):
+        yield
+
+
+def _seed_of(step_seed: tf.Tensor, number: int, chunk: int) -> tf.Tensor:
     folded = tf.random.experimental.stateless_fold_in(step_seed, number)
-    draws = _Draws(tf.random.experimental.stateless_fold_in(folded, chunk))
-    return step_context.within(draws=draws)
+    return tf.random.experimental.stateless_fold_in(folded, chunk)
 
 
 def draw_apart(process: int) -> None:
@@ -113,8 +127,8 @@ def draw_apart(process: int) -> None:
 
 
 def is_seeded(layer: tf.keras.layers.Layer) -> bool:
-    """Whether ``put_on`` makes the numbers of ``layer``, or of the layers inside, repeatable."""
-    return any(_draws_at_once(part) for part in layers_in(layer))
+    """Whether ``repeatable`` holds for the numbers of ``layer``, or of the layers inside."""
+    return any(_draws_at_once(part) or has_seed(part) for part in layers_in(layer))
 
 
 def drawing_layers(layer: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:

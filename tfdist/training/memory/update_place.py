@@ -25,7 +25,7 @@ def updates_where_weights_lie(optimizer: Any) -> Iterator[None]:
     update = inner.update_step
 
     def update_there(gradient: Any, variable: Any, *rate: Any) -> Any:
-        with tf.device(variable.device):
+        with tf.device(keras.tensors.raw(variable).device):
             return update(gradient, variable, *rate)
 
     with keras.layers.replaced(inner, update_step=update_there):

@@ -11,8 +11,16 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError, in_one_line
-from tfdist.keras.graph import has_graph, input_names, nodes_of, opens, run_in_order
-from tfdist.keras.layers import layers_in, variables_in
+from tfdist.keras.graph import (
+    CAN_FIX_TRAINING,
+    hand_on_masks,
+    has_graph,
+    input_names,
+    nodes_of,
+    opens,
+    run_in_order,
+)
+from tfdist.keras.layers import layers_in, trained_in, variables_in
 
 # Weight, gradient, and two slots of an optimizer such as Adam.
 _COPIES_OF_WEIGHTS = 4
@@ -70,7 +78,7 @@ class Call:
     @property
     def state_bytes(self) -> int:
         """Bytes of weights with their gradients and slots."""
-        trained = sum(_count(w) * w.dtype.size for w in self.layer.trainable_weights)
+        trained = sum(_count(w) * w.dtype.size for w in trained_in(self.layer))
         return self.weight_bytes + trained * (_COPIES_OF_WEIGHTS - 1)
 
     def memory_bytes(self, rows: int) -> int:
@@ -129,8 +137,9 @@ def model_of(
         raise ModelError(
             "a part of a model must not begin with a layer that is called in it once more",
             received=f"Keras says: {in_one_line(error)}",
-            mend="Make a layer for each call, or leave out recompute and shard='weights'",
+            mend="Make a layer for each call, or cut the model elsewhere",
         ) from error
+    hand_on_masks(model)
     parts = [id(part) for call in calls for part in layers_in(call.layer)]
     if len(set(parts)) < len(parts):
         place_of = {id(t): place for place, call in enumerate(calls) for t in call.outputs}
@@ -202,7 +211,8 @@ def _collect(
 
 def _opens(node: Any, given: list[Any]) -> bool:
     """Whether the called layer is a model whose layers can be called one by one instead."""
-    if not opens(node.layer) or set(node.call_kwargs) - {"training"}:
+    more = {**node.call_kwargs, "training": None}
+    if not opens(node.layer) or any(value is not None for value in tf.nest.flatten(more)):
         return False
     inputs = node.layer.inputs
     # Keras casts and reshapes what does not fit; inner layers alone would not.
@@ -229,6 +239,8 @@ def _called_again(node: Any, tensors: dict[int, Any], training: bool | None) -> 
 
 def _training_of(node: Any) -> Any:
     """Returns to what a call is fixed: ``layer(x, training=False)``, or ``layer(x, False)``."""
+    if not CAN_FIX_TRAINING:
+        return None
     if len(node.call_args) < 2:
         return node.call_kwargs.get("training")
     names = arguments_of(node.layer)

@@ -158,11 +158,11 @@ def refuse_undense_inputs(model: tf.keras.Model, strategy_name: str) -> None:
     ModelError: an input of ``model`` is sparse or ragged.
     """
     for symbol in model.inputs:
-        if not isinstance(symbol.type_spec, tf.TensorSpec):
+        if kind := keras.graph.undense(symbol):
             raise ModelError(
                 f"inputs of a model of strategy '{strategy_name}' must be dense, since their rows "
                 "are divided",
-                received=f"input '{symbol.name}', {type(symbol.type_spec).__name__}",
+                received=f"input '{symbol.name}', {kind}",
                 mend="Leave sparse=True or ragged=True out of keras.Input and give dense arrays, "
                 "or use strategy 'single'",
             )
