@@ -419,6 +419,14 @@ ROWS += (
         short=_OF_KERAS_3_SHORT,
     ),
     Row(
+        strategy="parameter_server",
+        launcher=_launched("parameter_server", workers=1),
+        num_replicas=1,
+        keras=3,
+        only=_OF_KERAS_3,
+        short=_OF_KERAS_3_ON_RANKS_SHORT,
+    ),
+    Row(
         strategy="horovod",
         options={"stall_timeout_s": 100},
         launcher=_launched("horovod", workers=2),

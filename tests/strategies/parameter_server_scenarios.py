@@ -9,6 +9,7 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
+from one_device import assert_near
 from scenarios import scenario
 from tensorflow import keras
 
@@ -52,7 +53,7 @@ class Seen(keras.metrics.Metric):
 
     def __init__(self):
         super().__init__(name="seen")
-        self.counts = self.add_weight("counts", (NUM,), initializer="zeros")
+        self.counts = self.add_weight(shape=(NUM,), initializer="zeros", name="counts")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         numbers = tf.reshape(tf.cast(y_true, tf.int32), [-1])
@@ -84,7 +85,7 @@ def a_program_enters_it_once(strategy, folder):
         tfdist.strategy("parameter_server").start()
 
 
-@scenario
+@scenario("parameter_server", "keras_3")
 def each_record_is_counted_once_an_epoch(strategy, folder):
     def numbering():
         model = keras.Sequential([keras.Input((5,)), layers.Dense(NUM, "softmax")])
@@ -98,7 +99,7 @@ def each_record_is_counted_once_an_epoch(strategy, folder):
     assert int(model.optimizer.iterations) == 36
 
 
-@scenario
+@scenario("parameter_server", "keras_3")
 def a_fit_learns_and_validates(strategy, folder):
     model = strategy.build(model_fn)
     history = model.fit(data_of(strategy), epochs=12, validation_data=(X, Y), verbose=0).history
@@ -131,7 +132,7 @@ def evaluation_and_prediction_are_those_of_one_device(strategy, folder):
     )
 
 
-@scenario(long=True)
+@scenario("parameter_server", "keras_3", long=True)
 def files_are_keras_own_with_whole_weights_and_slots(strategy, folder):
     model = strategy.build(model_fn)
     model.fit(data_of(strategy), verbose=0)
@@ -155,7 +156,7 @@ def files_are_keras_own_with_whole_weights_and_slots(strategy, folder):
         np.testing.assert_array_equal(a, b)
 
 
-@scenario
+@scenario("parameter_server", "keras_3")
 def weights_read_within_an_epoch_are_the_servers(strategy, folder):
     seen = []
 
@@ -203,7 +204,7 @@ def what_callbacks_read_and_set_on_a_layer_within_an_epoch_is_the_servers(strate
     np.testing.assert_array_equal(bias, was[1] + 2)
 
 
-@scenario(long=True)
+@scenario("parameter_server", "keras_3", long=True)
 def keras_callbacks_work(strategy, folder):
     rates = [0.5, 0.25, 1e-5]
     model = strategy.build(lambda: model_fn(keras.optimizers.SGD(1.0)))
@@ -230,7 +231,7 @@ def keras_callbacks_work(strategy, folder):
     assert 0 < change < 1e-3, "the rate of each epoch has reached the workers"
 
 
-@scenario(long=True)
+@scenario("parameter_server", "keras_3", long=True)
 def a_fit_broken_within_an_epoch_is_gone_on_with(strategy, folder):
     class Break(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -304,7 +305,7 @@ def a_model_compiled_anew_trains_as_it_is_compiled_then(strategy, folder):
     assert np.abs(before[-1] - after[-1]).max() > 0
 
 
-@scenario
+@scenario("parameter_server", "keras_3")
 def what_does_not_decay_in_a_model_object_does_not_on_the_servers(strategy, folder):
     def of_zeros():
         model = keras.Sequential([keras.Input((5,)), layers.Dense(4, kernel_initializer="ones")])
@@ -427,7 +428,7 @@ def a_model_made_outside_is_left_alone(strategy, folder):
         np.testing.assert_array_equal(a, b)
 
 
-@scenario(long=True)
+@scenario("parameter_server", "keras_3", long=True)
 def only_the_loss_is_verified(strategy, folder):
     report = tfdist.verify(model_fn, (X, Y), strategy, steps=24, global_batch_size=8)
     assert report.passed, str(report)
@@ -635,10 +636,133 @@ def what_would_be_wrong_is_refused(strategy, folder):
         strategy.build(stateful)
 
 
-@scenario(long=True)
+@scenario("parameter_server", "keras_3", long=True)
 def an_average_of_weights_is_kept_over_shards(strategy, folder):
     model = strategy.build(lambda: model_fn(keras.optimizers.SGD(0.1, use_ema=True)))
     history = model.fit(data_of(strategy), epochs=2, verbose=0).history
     assert np.isfinite(history["loss"]).all()
     averages = model.optimizer._model_variables_moving_average
     np.testing.assert_array_equal(averages[0].numpy(), model.get_weights()[0])
+
+
+class Noted(layers.Layer):
+    """Keeps the mean of the last batch in a variable of TensorFlow, which Keras 3 does not know."""
+
+    def build(self, input_shape):
+        self.mean = tf.Variable(0.0, trainable=False)
+
+    def call(self, inputs, training=False):
+        if training:
+            self.mean.assign(tf.reduce_mean(inputs))
+        return inputs + self.mean
+
+
+@scenario("keras_3")
+def all_that_keras_3_keeps_comes_over(strategy, folder):
+    """Of a step that one worker takes: shards, seeds, slots, and a weight frozen by itself."""
+
+    def kept():
+        inputs = keras.Input((5,))
+        hidden = layers.Dense(8, "tanh", kernel_regularizer="l2")(inputs)
+        hidden = layers.Dropout(0.3, seed=1)(layers.BatchNormalization()(hidden))
+        model = keras.Model(inputs, layers.Dense(3, "softmax")(Noted()(hidden)))
+        model.layers[-1].kernel.trainable = False
+        model.compile(keras.optimizers.AdamW(0.02), "sparse_categorical_crossentropy")
+        model.optimizer.exclude_from_weight_decay(var_names=["bias"])
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    keras.utils.set_random_seed(1)
+    reference = kept()
+    keras.utils.set_random_seed(1)
+    model = strategy.build(kept)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(NUM)
+    for _ in range(4):
+        found, expected = (one.fit(data, verbose=0).history for one in (model, reference))
+        assert found["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+    assert_near(model.get_weights(), reference.get_weights())
+    assert_near(
+        [one.numpy() for one in (*model.optimizer.variables, model.layers[-2].mean)],
+        [one.numpy() for one in (*reference.optimizer.variables, reference.layers[-2].mean)],
+    )
+    assert_near([model.predict(X, verbose=0)], [reference.predict(X, verbose=0)])
+
+
+@scenario("keras_3")
+def tables_of_a_copied_model_of_keras_3_are_those_of_the_workers(strategy, folder):
+    names = np.array(["a", "b", "c", "d"] * NUM)[:NUM, None]
+    lookup = layers.StringLookup()
+    lookup.adapt(names)
+    inputs = keras.Input((1,), dtype="string")
+    hidden = layers.Flatten()(layers.Embedding(9, 3)(lookup(inputs)))
+    reference = keras.Model(inputs, layers.Dense(3, "softmax")(hidden))
+    reference.compile(keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy")
+    model = strategy.build(reference)
+    data = tf.data.Dataset.from_tensor_slices((names, Y)).batch(NUM)
+    for one in (model, reference):
+        one.fit(data.repeat(3), verbose=0, steps_per_epoch=1, epochs=3)
+    assert_near(model.get_weights(), reference.get_weights())
+
+
+@scenario("keras_3")
+def metrics_count_in_branches_of_a_step_of_ones_own(strategy, folder):
+    class Branching(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            if tf.reduce_sum(x) > -1e9:
+                self.seen.update_state(y, None)
+            return self.seen.result()
+
+    def branching():
+        inputs = keras.Input((5,))
+        model = Branching(inputs, layers.Dense(NUM, "softmax")(inputs))
+        model.seen = Seen()
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    feed = strategy.dataset((X, np.arange(NUM)), global_batch_size=NUM)
+    history = strategy.build(branching).fit(feed, epochs=2, verbose=0).history
+    assert history["seen_least"] == history["seen_most"] == [1.0, 1.0]
+
+
+@scenario("keras_3")
+def what_would_be_wrong_with_keras_3_is_refused(strategy, folder):
+    optimizers = keras.optimizers
+
+    def refused(match, make=model_fn, **compiled):
+        with pytest.raises(ModelError, match=match) as refusal:
+            strategy.build(lambda: make(**compiled)).fit(data_of(strategy), verbose=0)
+        assert "\n" not in str(refusal.value)
+
+    refused(r"jit_compile", jit_compile=True)
+    refused(r"LossScaleOptimizer", optimizer=optimizers.LossScaleOptimizer(optimizers.SGD()))
+    refused(r"MultiOptimizer", optimizer=optimizers.MultiOptimizer([(".*", optimizers.SGD())]))
+    waits = optimizers.SGD(gradient_accumulation_steps=2)
+    refused(r"gradient_accumulation_steps=2", optimizer=waits)
+    refused(r"clipnorm=1.0", optimizer=optimizers.SGD(clipnorm=1.0))
+    refused(r"Lamb", optimizer=optimizers.Lamb())
+
+    class Unseeded(layers.Layer):
+        def call(self, inputs, training=False):
+            return inputs + keras.random.normal((1,)) if training else inputs
+
+    def unseeded():
+        inputs = keras.Input((5,))
+        model = keras.Model(inputs, layers.Dense(3, "softmax")(Unseeded()(inputs)))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    refused(r"SeedGenerator that the layer has made", unseeded)
+
+    def unit_norm():
+        inputs = keras.Input((5,))
+        outputs = layers.Dense(3, "softmax", kernel_constraint="unit_norm")(inputs)
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    refused(r"UnitNorm", unit_norm)

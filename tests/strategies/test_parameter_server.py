@@ -20,6 +20,7 @@ import tensorflow as tf
 from scenario_plugin import Job
 
 import tfdist
+from tfdist.compat.keras import VARIABLE
 from tfdist.errors import OptionError
 from tfdist.launch.tf_cluster import _free_ports
 from tfdist.strategies.parameter_server.steps import AsynchronousSteps
@@ -31,7 +32,14 @@ SCENARIOS = "parameter_server_scenarios.py"
 JOBS = {
     "parameter_server": Job(
         "parameter_server", {"min_shard_bytes": 32}, launch="--workers 2 --ps 2"
-    )
+    ),
+    "keras_3": Job(
+        "parameter_server",
+        {"min_shard_bytes": 32},
+        launch="--workers 2 --ps 2",
+        env={VARIABLE: "0"},
+        only_named=True,
+    ),
 }
 _FAULTS = Path(__file__).with_name("parameter_server_faults.py")
 _TASKS = ("chief", "worker", "worker", "ps")

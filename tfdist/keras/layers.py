@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.keras.tensors import all_raw
+from tfdist.keras.tensors import all_raw, raw, shards_of
 from tfdist.keras.version import IS_KERAS_3
 
 #: Whether a layer's variable can say how replicas share it.
@@ -45,6 +45,54 @@ def variables_in(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
 def trained_in(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
     """Returns the variables of ``layer`` that are trained; see ``variables_in``."""
     return all_raw(getattr(layer, "trainable_variables", ()))
+
+
+def list_shards(model: tf.keras.Model) -> bool:
+    """Has layers list the shards of a variable that a strategy has divided, in its place.
+
+    Those of Keras 2 do: gradients, slots and updates are of shards, and what a layer computes with
+    is whole.
+
+    Returns:
+        Whether it has; not of Keras 2.
+    """
+    known: dict[int, list[Any]] = {}  # Several layers may list one.
+    for layer in layers_in(model) if IS_KERAS_3 else []:
+        for kept in (layer._trainable_variables, layer._non_trainable_variables):
+            kept[:] = [
+                shard
+                for variable in kept
+                for shard in known.setdefault(id(variable), _shards_of(variable))
+            ]
+    return any(len(shards) > 1 for shards in known.values())
+
+
+def freeze_alike(pairs: Iterable[tuple[Any, list[Any]]]) -> None:
+    """Freezes shards as their variable is: in Keras 3 one may be frozen by itself.
+
+    Args:
+        pairs: variables of two models, each with its shards.
+    """
+    if IS_KERAS_3:
+        for whole, shards in pairs:
+            for shard in shards:
+                shard.trainable = whole.trainable
+
+
+def _shards_of(variable: Any) -> list[Any]:
+    """Returns those of a variable of Keras 3, each one of its own; itself where it is whole."""
+    if isinstance(raw(variable), tf.Variable):
+        return [variable]
+    shards = []
+    for part in shards_of(raw(variable)):
+        shard = tf.keras.Variable(
+            part, trainable=variable.trainable, autocast=variable._autocast, name=variable.name
+        )
+        shard._path = variable.path
+        for name in ("regularizer", "constraint", "overwrite_with_gradient"):
+            setattr(shard, name, getattr(variable, name))
+        shards.append(shard)
+    return shards
 
 
 def take_trainable(copy: tf.keras.Model, model: tf.keras.Model) -> None:

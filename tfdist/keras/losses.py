@@ -15,6 +15,8 @@ from tfdist.keras import step_context
 from tfdist.keras.layers import replaced
 from tfdist.keras.version import IS_KERAS_3
 
+#: Whether what is shown of an output counts a batch by its rows where their number is known.
+COUNTS_KNOWN_ROWS = IS_KERAS_3
 #: Whether the loss of a batch of which a mask leaves nothing is NaN.
 NAN_WHERE_ALL_IS_MASKED = not IS_KERAS_3
 
@@ -30,6 +32,11 @@ def compiled_losses(model: tf.keras.Model) -> Any:
 def compiled_loss(model: tf.keras.Model) -> Any:
     """Returns what computes the compiled losses of ``model``; None without (Keras 3)."""
     return model._compile_loss if IS_KERAS_3 else model.compiled_loss
+
+
+def compilation_of(model: tf.keras.Model) -> Any:
+    """Returns what is another one whenever ``model`` is compiled."""
+    return model._compile_config if IS_KERAS_3 else model.compiled_loss
 
 
 def loss_shown(model: tf.keras.Model) -> Any:
@@ -245,6 +252,14 @@ def compiled_metrics(model: tf.keras.Model) -> list[Any]:
     """Returns the metrics that ``model`` was compiled with, as far as they are made."""
     compiled = _container(model)
     return [] if compiled is None else compiled.metrics
+
+
+def name_alike(copy: tf.keras.Model, model: tf.keras.Model) -> None:
+    """Has ``copy`` name the results of compiled metrics as ``model`` does: Keras 3 counts up the
+    names of those without one. All are made."""
+    if IS_KERAS_3:
+        for theirs, ours in zip(compiled_metrics(copy), compiled_metrics(model), strict=True):
+            theirs.name = ours.name
 
 
 def compiled_as_one(model: tf.keras.Model) -> list[Any]:

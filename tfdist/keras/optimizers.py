@@ -64,6 +64,25 @@ def variables_of(optimizer: Any) -> list[tf.Variable]:
     return all_raw(variables() if callable(variables) else variables)
 
 
+def state_of(optimizer: Any) -> dict[str, list[tf.Variable]]:
+    """Returns the counters of ``optimizer``, and its slots in the order of the weights, by names.
+
+    Its rate is none of them.
+    """
+    others = ("_variables", "_trainable_variables", "_learning_rate", "_current_learning_rate")
+    found: dict[str, list[tf.Variable]] = {}
+    for name, value in vars(optimizer).items():
+        each = all_raw(value if isinstance(value, list) else [value])
+        kept = [one for one in each if isinstance(one, tf.Variable)]
+        if kept and name not in others:
+            found[name] = kept
+    if IS_KERAS_3:  # Slots of a user's own class may be kept otherwise.
+        rate = raw(optimizer._learning_rate)
+        known = {id(rate), *(id(one) for kept in found.values() for one in kept)}
+        found["others"] = [one for one in variables_of(optimizer) if id(one) not in known]
+    return found
+
+
 def build(optimizer: Any, variables: Sequence[Any]) -> None:
     """Makes the slots for ``variables``; legacy optimizers make theirs in the first step.
 

@@ -13,6 +13,8 @@ import tensorflow as tf
 from tfdist.compat import keras_source
 from tfdist.errors import OptionError
 from tfdist.keras.layers import replaced
+from tfdist.keras.optimizers import inner_of
+from tfdist.keras.tensors import raw
 from tfdist.keras.trackables import optimizers_of
 from tfdist.keras.version import IS_KERAS_3
 
@@ -43,6 +45,48 @@ def check_executions(model: tf.keras.Model, steps: int) -> None:
             received=f"steps_per_execution={model.steps_per_execution} and {steps} steps",
             mend="Compile the model with another number",
         )
+
+
+def trained_by(model: tf.keras.Model, take: Callable[[Any], Any]) -> dict[str, Any]:
+    """Returns what has Keras' fit call ``take`` for each execution."""
+
+    def make_function(force: bool = False) -> Callable[[Any], Any]:
+        model.train_function = take  # Where Keras 3 looks for it.
+        return take
+
+    return {"make_train_function": make_function}
+
+
+@contextlib.contextmanager
+def adding_at_once(model: tf.keras.Model) -> Iterator[None]:
+    """Encloses a step on variables that others move meanwhile: metrics, and the count of steps.
+
+    Keras 3 reads them and writes sums, in which what others have added since would be lost. Here
+    they are read first, and what a sum has more than that is added.
+    """
+    metrics = [variable for metric in model.metrics for variable in metric.variables]
+    counts = [*metrics, inner_of(model.optimizer)._iterations] if IS_KERAS_3 else []
+    with contextlib.ExitStack() as read:
+        for count in counts:
+            values = {"_value": tf.convert_to_tensor(raw(count)), "_direct_assign": _adding(count)}
+            read.enter_context(replaced(count, **values))
+        yield
+
+
+def _adding(count: Any) -> Callable[[Any], None]:
+    held, graph = raw(count), tf.compat.v1.get_default_graph()
+
+    def assign(value: Any) -> None:
+        value, before = tf.cast(value, held.dtype), count._value
+        if before is held:
+            held.assign(value)
+            return
+        # Infinity stays what it is.
+        held.assign_add(tf.where(value == before, tf.zeros_like(value), value - before))
+        # What a branch has made is not there beside it.
+        count._value = value if tf.compat.v1.get_default_graph() is graph else held
+
+    return assign
 
 
 def forget_functions(model: tf.keras.Model) -> None:

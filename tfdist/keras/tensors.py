@@ -61,6 +61,11 @@ def all_raw(variables: Iterable[Any]) -> list[tf.Variable]:
     return [raw(variable) for variable in variables]
 
 
+def shards_of(variable: Any) -> list[tf.Variable]:
+    """Returns the shards of a variable that TensorFlow has divided, else the variable itself."""
+    return list(getattr(variable, "variables", [variable]))
+
+
 def path_of(variable: Any) -> str:
     """Returns the names of a variable and of the layers that it lies in: "dense/kernel"."""
     return variable.path if IS_KERAS_3 else variable.name

@@ -8,6 +8,7 @@ SPEC = Spec(
     path="tfdist.strategies.parameter_server.strategy:ParameterServer",
     summary="weights on parameter servers, workers that do not wait for each other: asynchronous",
     launchers=("tasks",),
+    takes_keras_3=True,
     has_servers=True,
     is_asynchronous=True,
     engine="parameter-server",

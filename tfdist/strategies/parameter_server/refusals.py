@@ -8,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import keras
 from tfdist.errors import ModelError
-from tfdist.keras.layers import layers_in
+from tfdist.keras.layers import layers_in, variables_in
 from tfdist.keras.optimizers import key_of, without_decay
 from tfdist.training.model.refusals import (
     ELEMENTWISE_NAMES,
@@ -53,6 +54,19 @@ def refuse_model(model: tf.keras.Model) -> None:
             mend=f"Use tf.keras.optimizers.{type(optimizer).__name__}",
         )
     refuse_nadam(optimizer, "parameter_server")
+    if keras.optimizers.has_parts(optimizer):
+        raise ModelError(
+            "a model of strategy 'parameter_server' must have one optimizer for all weights",
+            received=f"{name} with {type(optimizer).__name__}",
+            mend="Compile it with one of its optimizers, or use strategy 'single'",
+        )
+    waits = keras.optimizers.asks_whether_to_update(optimizer)
+    if waits is not None:
+        raise ModelError(
+            "an optimizer of Keras 3 on parameter servers must update in each step",
+            received=f"{name} with {waits}={getattr(optimizer, waits)}",
+            mend="Leave it out, or use strategy 'single'",
+        )
     others = [v for v in vars(model).values() if isinstance(v, _K.Optimizer) and v is not optimizer]
     if others:
         raise ModelError(
@@ -144,7 +158,7 @@ def refuse_on_shards(model: tf.keras.Model, divided: Sequence[tf.Variable]) -> N
 def _rules_of(layer: Any, divided: Sequence[tf.Variable]) -> list[tuple[str, Any]]:
     """Returns the constraints and regularizers of a layer's divided weights that need the whole."""
     ids = {id(variable) for variable in divided}
-    if not any(id(variable) in ids for variable in layer.weights):
+    if not any(id(variable) in ids for variable in variables_in(layer)):
         return []
     given = {name: value for name, value in vars(layer).items() if callable(value)}
     return [

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras
+from tfdist.compat import uses_keras_3
 from tfdist.errors import LaunchError
 from tfdist.keras import step_context
 from tfdist.keras.layers import replaced
@@ -26,6 +27,7 @@ from tfdist.strategies.single import Alone
 from tfdist.training.engine.binding import Binding, Engine, Saving
 from tfdist.training.engine.metrics import state_of
 from tfdist.training.layers.autograph import with_autograph
+from tfdist.training.layers.randomness import Draws
 from tfdist.training.memory.emptied_variable import listen
 from tfdist.training.steps.custom_steps import meeting
 
@@ -97,7 +99,7 @@ class AsynchronousSteps:
                 (_WRITERS, functools.partial(self._after_settling, writes=True)),
             ),
             programs={
-                "make_train_function": lambda force=False: self._train,
+                **keras.steps.trained_by(self._model, self._train),
                 **keras.steps.on_results(self._shown_by(keras.steps.showing(self._model))),
             },
             saving=Saving(written=self._settled),
@@ -150,7 +152,8 @@ class AsynchronousSteps:
         self._watch.check()
         if not self._twin.is_ready():
             self._prepare(batch)
-        if self._newer is _Newer.CHIEF:
+        begins = self._newer is _Newer.CHIEF  # A fit, whose data may have other parts.
+        if begins:
             self._carry(self._twin.push, "sending the weights to the parameter servers")
             self._newer = _Newer.NEITHER
             self._logs = {}  # An epoch's results are its own.
@@ -160,11 +163,15 @@ class AsynchronousSteps:
             self._land()
         is_first = self._step.experimental_get_tracing_count() == 0
         arguments = (batch, tf.identity(optimizer.learning_rate))
-        remote = self._watch.call(
-            lambda: self._coordinator.schedule(self._step, args=arguments),
-            f"the start of step {number}",
-            is_first=is_first,
-        )
+
+        def schedule() -> Any:
+            if begins and keras.losses.COUNTS_KNOWN_ROWS:
+                specs = tf.nest.map_structure(_of_any_rows, arguments)
+                with self._coordinator.strategy.scope():
+                    self._step.get_concrete_function(*specs)  # As Keras' loop knows batches.
+            return self._coordinator.schedule(self._step, args=arguments)
+
+        remote = self._watch.call(schedule, f"the start of step {number}", is_first=is_first)
         optimizer.iterations.assign_add(1)
         self._newer = _Newer.SERVERS
         self._idle.begin()
@@ -204,11 +211,14 @@ class AsynchronousSteps:
         twin, engine = self._twin.twin, self._coordinator.strategy
 
         train_step = meeting(with_autograph(twin.train_step))
+        if uses_keras_3():
+            train_step = Draws(self._binding).told()(train_step)
         keras.losses.ask_whether_undivided()
 
         def run(batch: Any, learning_rate: tf.Tensor) -> Any:
             twin.optimizer.learning_rate.assign(learning_rate)
-            with step_context.within(part=1.0):  # A worker has the whole batch.
+            # A worker has the whole batch.
+            with step_context.within(part=1.0), keras.steps.adding_at_once(twin):
                 return train_step(batch)
 
         @tf.function(reduce_retracing=True)
@@ -276,6 +286,12 @@ class AsynchronousSteps:
         """The cluster is gone; what the chief has read last is all there is."""
         self._flying.clear()
         self._newer = _Newer.NEITHER
+
+
+def _of_any_rows(value: Any) -> tf.TypeSpec:
+    spec = tf.type_spec_from_value(value)
+    has_rows = isinstance(spec, tf.TensorSpec) and spec.shape.rank
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if has_rows else spec
 
 
 class Servers(Alone):

@@ -174,7 +174,7 @@ class ParameterServer(Strategy):
             twin = tf.keras.models.clone_model(model) if is_made else called(model_fn)
         steps = AsynchronousSteps(
             model,
-            Twin(model, twin, cluster.engine),
+            Twin(model, twin, cluster.engine, is_compiled=not is_made),
             cluster.coordinator,
             cluster.watch,
             cluster.num_workers,

@@ -13,15 +13,27 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.compat import uses_keras_3
 from tfdist.errors import ModelError, first_line
-from tfdist.keras.layers import can_be_called, take_trainable, variables_in
-from tfdist.keras.optimizer_copies import decay_alike
-from tfdist.keras.optimizers import set_learning_rate
+from tfdist.keras.layers import (
+    can_be_called,
+    freeze_alike,
+    list_shards,
+    take_trainable,
+    variables_in,
+)
+from tfdist.keras.losses import compilation_of, name_alike
+from tfdist.keras.optimizer_copies import compile_config_of, decay_alike
+from tfdist.keras.optimizers import build, set_learning_rate, steps_of
+from tfdist.keras.optimizers import state_of as optimizer_state_of
+from tfdist.keras.seeds import seeds_in
+from tfdist.keras.tensors import raw, shards_of
+from tfdist.keras.trackables import unknown_variables
 from tfdist.strategies.parameter_server.refusals import refuse_on_shards
 from tfdist.training.engine.metrics import state_of
 from tfdist.training.layers import eager_variables
 from tfdist.training.layers.losses import unmoved_by_padding
-from tfdist.training.model.lookup_vocabularies import follow_variables, learned_words, take_words
+from tfdist.training.model.lookup_vocabularies import learned_words, take_adapted, take_words
 
 _Pair = tuple[tf.Variable, list[tf.Variable]]
 """A variable of the chief, and its shards in order."""
@@ -32,8 +44,9 @@ class Twin:
 
     Args:
         model: the chief's.
-        twin: made like it within the scope of ``engine``; compiled like it, or not at all.
+        twin: made like it within the scope of ``engine``.
         engine: TensorFlow's strategy.
+        is_compiled: whether the twin is compiled like the model; else it is before its first step.
     """
 
     def __init__(
@@ -41,19 +54,23 @@ class Twin:
         model: tf.keras.Model,
         twin: tf.keras.Model,
         engine: tf.distribute.ParameterServerStrategy,
+        *,
+        is_compiled: bool,
     ):
         self._model = model
         self.twin = twin
         self._engine = engine
-        #: The loss of the compilation that the twin has, too.
-        self._compiled_as = model.compiled_loss if twin.optimizer is not None else None
+        if list_shards(twin) and twin.optimizer.built:
+            is_compiled = False  # A user has made slots of whole variables.
+        #: The compilation that the twin has, too.
+        self._compiled_as = compilation_of(model) if is_compiled else None
         self._pairs: list[_Pair] = []
         #: Name of a metric of the twin -> that of the chief's. Keras counts names up.
         self.metric_names: dict[str, str] = {}
 
     def is_ready(self) -> bool:
         """Whether the model is still the one that was prepared: not compiled anew."""
-        return bool(self._pairs) and self._compiled_as is self._model.compiled_loss
+        return bool(self._pairs) and self._compiled_as is compilation_of(self._model)
 
     def prepare(self, batch: Any) -> None:
         """Makes all variables of both models, and pairs them.
@@ -66,22 +83,14 @@ class Twin:
         """
         model, twin = self._model, self.twin
         take_trainable(twin, model)
-        if self._compiled_as is not model.compiled_loss:
+        freeze_alike(_paired(model.weights, twin.weights))
+        if self._compiled_as is not compilation_of(model):
             self._compile_twin()
-        x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
-        one_x = tf.nest.map_structure(_first_row, x)
-        one_y = None if y is None else tf.nest.map_structure(_first_row, y)
-        y_pred = None
-        if can_be_called(model):
-            # Layers may tell theirs of each call.
-            with unmoved_by_padding(lambda: state_of(model), tf.constant(False)):
-                y_pred = model(one_x, training=False)
-            eager_variables.make_metrics(model, y_pred, one_y)
+        self._make_metrics(batch)
         eager_variables.make_slots(model)
         with self._engine.scope():
-            if y_pred is not None:
-                eager_variables.make_metrics(twin, y_pred, one_y)
-            twin.optimizer.build(twin.trainable_variables)
+            build(twin.optimizer, twin.trainable_variables)
+            slots, own = optimizer_state_of(twin.optimizer), unknown_variables(twin, shared=True)
             # The chief knows the rate, and the place in a schedule; it sends both with each step.
             rate = tf.Variable(0.0, trainable=False, dtype=tf.keras.backend.floatx())
             set_learning_rate(twin.optimizer, rate)
@@ -90,16 +99,43 @@ class Twin:
         refuse_on_shards(model, [whole for whole, parts in weights if len(parts) > 1])
         self._pairs = [
             *weights,
-            *_paired_state(model.optimizer, twin.optimizer),
+            *(
+                pair
+                for name, wholes in optimizer_state_of(model.optimizer).items()
+                for pair in _paired(wholes, slots[name])
+            ),
             *_paired(state_of(model), state_of(twin)),
+            *_paired(seeds_in(model), seeds_in(twin)),
+            *_paired(unknown_variables(model, shared=True), own),
         ]
+        name_alike(twin, model)
         self.metric_names = {
             theirs.name: ours.name for theirs, ours in zip(twin.metrics, model.metrics, strict=True)
         }
 
+    def _make_metrics(self, batch: Any) -> None:
+        model, twin = self._model, self.twin
+        if uses_keras_3():
+            spec = tf.nest.map_structure(tf.type_spec_from_value, batch)
+            for each in (model, twin):
+                eager_variables.make_known_metrics(each, spec)
+            return
+        if not can_be_called(model):
+            return
+        x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
+        one_x = tf.nest.map_structure(_first_row, x)
+        one_y = None if y is None else tf.nest.map_structure(_first_row, y)
+        # Layers may tell theirs of each call.
+        with unmoved_by_padding(lambda: state_of(model), tf.constant(False)):
+            y_pred = model(one_x, training=False)
+        eager_variables.make_metrics(model, y_pred, one_y)
+        with self._engine.scope():
+            eager_variables.make_metrics(twin, y_pred, one_y)
+
     def wholes(self) -> list[tf.Variable]:
         """Returns the chief's variables, but for the count of steps, which it counts itself."""
-        return [whole for whole, _ in self._pairs if whole is not self._model.optimizer.iterations]
+        steps = raw(steps_of(self._model.optimizer))
+        return [whole for whole, _ in self._pairs if whole is not steps]
 
     def push(self) -> None:
         """Gives the twin the chief's values: weights, optimizer and metrics."""
@@ -114,7 +150,7 @@ class Twin:
                 start += part.shape[0]
         with self._engine.scope():  # Each worker has tables of its own.
             take_words(self.twin, learned_words(self._model))
-        follow_variables(self.twin)
+            take_adapted(self.twin, self._model)
 
     def pull(self) -> None:
         """Gives the chief the twin's values."""
@@ -126,7 +162,7 @@ class Twin:
         model, twin = self._model, self.twin
         try:
             with self._engine.scope():
-                twin.compile_from_config(model.get_compile_config())
+                twin.compile_from_config(compile_config_of(model))
         except (ValueError, TypeError, NotImplementedError) as error:
             raise ModelError(
                 "a model of strategy 'parameter_server' must be compiled with what Keras can copy, "
@@ -137,7 +173,7 @@ class Twin:
         pairs = _paired(variables_in(model), variables_in(twin))
         parts = [(whole, part) for whole, of_servers in pairs for part in of_servers]
         decay_alike(model.optimizer, twin.optimizer, parts)
-        self._compiled_as = model.compiled_loss
+        self._compiled_as = compilation_of(model)
 
 
 def _first_row(tensor: Any) -> Any:
@@ -148,7 +184,7 @@ def _first_row(tensor: Any) -> Any:
 
 def _paired(wholes: Sequence[Any], parts: Sequence[Any]) -> Iterator[_Pair]:
     """Yields each variable with its shards; those of one stand together, divided by rows."""
-    left = iter(parts)
+    left = (part for variable in parts for part in shards_of(variable))
     for whole in wholes:
         own = [next(left)]
         rows = whole.shape[0] if whole.shape.rank else None  # None: the server has it whole.
@@ -156,14 +192,3 @@ def _paired(wholes: Sequence[Any], parts: Sequence[Any]) -> Iterator[_Pair]:
             own.append(next(left))
         yield whole, own
     assert next(left, None) is None, "the twin has other variables than the model"
-
-
-def _paired_state(ours: Any, theirs: Any) -> Iterator[_Pair]:
-    """Yields the variables of two optimizers of one kind: counters, and slots of each weight."""
-    for name, value in vars(ours).items():
-        if name in ("_variables", "_learning_rate", "_current_learning_rate"):
-            continue
-        if isinstance(value, tf.Variable):
-            yield value, [getattr(theirs, name)]
-        elif isinstance(value, list) and value and isinstance(value[0], tf.Variable):
-            yield from _paired(value, getattr(theirs, name))
