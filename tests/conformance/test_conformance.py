@@ -480,6 +480,27 @@ ROWS += (
         only=_OF_KERAS_3,
         short=(),
     ),
+    Row(
+        strategy="federated",
+        options={"algorithm": "fedsgd", "clients_per_round": 3},
+        num_replicas=3,
+        batches="a_round",
+        models=tuple(model for model in cases.MODELS if model != "convnet"),
+        refuses=_own_step("federated"),
+        keras=3,
+        only=_OF_KERAS_3,
+        short=_OF_KERAS_3_SHORT,
+    ),
+    Row(
+        strategy="federated",
+        options={"algorithm": "fedsgd", "clients_per_round": 1, "batch_norm": "average"},
+        num_replicas=1,
+        batches="a_round",
+        models=("convnet",),
+        keras=3,
+        only=_OF_KERAS_3,
+        short=("resume-convnet", "save-convnet"),
+    ),
 )
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tfdist.compat.keras import VARIABLE
 from tfdist.compat.versions import minor_version, tensorflow_version
 
 # What TensorFlow Federated's imports name of estimators, and never use.
@@ -80,21 +83,36 @@ def import_tensorflow_federated() -> ModuleType:
     """
     import tensorflow as tf
 
-    if "tensorflow_federated" not in sys.modules and not hasattr(tf.compat.v1, "estimator"):
-        finder = _Estimators()
-        sys.meta_path.insert(0, finder)
-        named = [tf, tf.compat.v1]
-        for module in named:
-            module.estimator = _Names("estimator")
-        try:
-            import tensorflow_federated
-        finally:
-            sys.meta_path.remove(finder)
+    with _chosen_keras(tf):
+        if "tensorflow_federated" not in sys.modules and not hasattr(tf.compat.v1, "estimator"):
+            finder = _Estimators()
+            sys.meta_path.insert(0, finder)
+            named = [tf, tf.compat.v1]
             for module in named:
-                del module.estimator
-    import tensorflow_federated
+                module.estimator = _Names("estimator")
+            try:
+                import tensorflow_federated
+            finally:
+                sys.meta_path.remove(finder)
+                for module in named:
+                    del module.estimator
+        import tensorflow_federated
 
     return tensorflow_federated
+
+
+@contextlib.contextmanager
+def _chosen_keras(tf: ModuleType) -> Iterator[None]:
+    """Keeps ``tf.keras``, here and in processes to come, what it is: tensorflow-model-optimization,
+    which TFF imports, asks for Keras 2."""
+    chosen, _ = os.environ.get(VARIABLE), tf.keras.Model  # Which settles it.
+    try:
+        yield
+    finally:
+        if chosen is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = chosen
 
 
 class _Names(ModuleType):

@@ -25,6 +25,12 @@ def loss_scale_state(optimizer: Any) -> list[tf.Variable]:
     return [optimizer._loss_scale.current_loss_scale, optimizer._loss_scale.counter]
 
 
+def is_undone_in_update(optimizer: Any) -> bool:
+    """Whether ``optimizer`` takes gradients for those of a scaled loss, as Keras 3 does."""
+    scale = getattr(optimizer, "loss_scale_factor", None)
+    return IS_KERAS_3 and (asks_whether_finite(optimizer) or scale is not None)
+
+
 def unscaled(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
     """Returns what ``gradients_of`` has found without the loss scale, which Keras 2 has undone."""
     scale = getattr(optimizer, "dynamic_scale", getattr(optimizer, "loss_scale_factor", None))

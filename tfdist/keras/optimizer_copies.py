@@ -56,6 +56,11 @@ def _decay_alike(given: Any, copy: Any, pairs: Pairs) -> None:
         copy._exclude_from_weight_decay_cache = {}
 
 
+def leaves_out_of_decay(optimizer: Any) -> bool:
+    """Whether ``optimizer`` has weights that do not decay, where it has weight decay."""
+    return bool(without_decay(optimizer) or getattr(optimizer, _WORDS, None))
+
+
 def go_on(given: Any, copy: Any, pairs: Pairs, trained: list[Any]) -> None:
     """Has ``copy`` decay as ``given`` does, and go on from its moments and its count of steps.
 

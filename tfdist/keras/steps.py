@@ -181,7 +181,7 @@ def _taken(model: Any, step: Callable[[Any], Any], iterator: Any) -> list[Any]:
     return found
 
 
-def _made_once(model: Any, kind: str, make: Callable[[], Callable]) -> Callable:
+def made_once(model: Any, kind: str, make: Callable[[], Callable]) -> Callable:
     """Returns what Keras has make its function of that kind, unless there is one."""
 
     def make_function(force: bool = False) -> Callable:
@@ -210,7 +210,7 @@ def _predictor_2(model: Any, strategy: Any, own_rows: Callable[[Any], Any]) -> C
         one = tf.function(predict, reduce_retracing=True)
         return lambda iterator: _joined(_taken(model, one, iterator))
 
-    return _made_once(model, "predict", make)
+    return made_once(model, "predict", make)
 
 
 def _stepper_3(model: Any, strategy: Any, kind: str) -> Callable:
@@ -226,7 +226,7 @@ def _stepper_3(model: Any, strategy: Any, kind: str) -> Callable:
         take_one = take if model.run_eagerly else tf.function(take, reduce_retracing=True)
         return lambda iterator: _taken(model, take_one, iterator)[-1]
 
-    return _made_once(model, kind, make)
+    return made_once(model, kind, make)
 
 
 def _predictor_3(model: Any, strategy: Any, own_rows: Callable[[Any], Any]) -> Callable:
@@ -238,7 +238,7 @@ def _predictor_3(model: Any, strategy: Any, own_rows: Callable[[Any], Any]) -> C
         one = predict if model.run_eagerly else tf.function(predict, reduce_retracing=True)
         return lambda batches: _joined([one(batch) for batch in batches])
 
-    return _made_once(model, "predict", make)
+    return made_once(model, "predict", make)
 
 
 def building_nothing_from_data() -> dict[str, Any]:

@@ -118,7 +118,7 @@ def saved(part: Any) -> Any:
     In Keras 3 neither tells TensorFlow of variables that it keeps in lists, as Adam does its
     slots. There all are named by their order.
     """
-    if not IS_KERAS_3 or isinstance(part, tf.train.Checkpoint):
+    if not IS_KERAS_3 or isinstance(part, (tf.train.Checkpoint, tf.Variable)):
         return part
     of_metrics = {id(v) for metric in getattr(part, "metrics", []) for v in metric.variables}
     return tf.train.Checkpoint(

@@ -95,7 +95,7 @@ def assert_exact(data, rounds, make=model_fn, **options):
 # Exactness --------------------------------------------------------------------------------------
 
 
-@scenario(long=True)
+@scenario("federated", "keras_3", long=True)
 def one_client_is_plain_sgd(strategy, folder):
     x, y = records(29)
     weight = np.linspace(0.1, 3, 29).astype(np.float32)
@@ -118,7 +118,7 @@ def fedsgd_is_a_step_on_all_records(strategy, folder):
     assert_exact(unequal(5, 20, 11), 4, with_clipped_adam, algorithm="fedsgd")
 
 
-@scenario(long=True)
+@scenario("federated", "keras_3", long=True)
 def the_mapped_optimizers_update_as_those_of_keras(strategy, folder):
     optimizers = keras.optimizers
     for make in (
@@ -135,7 +135,7 @@ def the_mapped_optimizers_update_as_those_of_keras(strategy, folder):
         assert difference(model, reference) <= 1e-5, make().name
 
 
-@scenario(long=True)
+@scenario("federated", "keras_3", long=True)
 def verify_knows_what_is_exact(strategy, folder):
     with federated(clients_per_round=1) as exact:
         report = tfdist.verify(model_fn, records(60), exact, steps=4, global_batch_size=12)
@@ -562,7 +562,7 @@ def with_batch_norm():
     return model_fn(None, layers.BatchNormalization(momentum=0.5, name="norm"))
 
 
-@scenario(long=True)
+@scenario("federated", "keras_3", long=True)
 def batch_normalization_is_refused_averaged_or_replaced(strategy, folder):
     with federated() as refuses, pytest.raises(ModelError, match=r"layer 'norm'.*group_norm"):
         built(refuses, with_batch_norm)
@@ -681,7 +681,7 @@ def callbacks_of_keras_work(strategy, folder):
     assert keras.models.load_model(folder / "last.keras").count_params() == model.count_params()
 
 
-@scenario(long=True)
+@scenario("federated", "keras_3", long=True)
 def a_broken_fit_is_resumed_exactly(strategy, folder):
     options = {
         "algorithm": "fedadam",
@@ -825,6 +825,93 @@ def a_server_goes_on_when_the_model_is_compiled_anew(strategy, folder):
     epsilon = in_two_fits(freezes=True, **private)[1].history["epsilon"]
     _, whole = trained(unequal(12, 12), 2, local_batch_size=8, **private)
     assert epsilon == whole.history["epsilon"][1:]
+
+
+# Keras 3 ----------------------------------------------------------------------------------------
+
+
+@scenario("keras_3")
+def clients_of_keras_3_are_averaged_as_plain_ones(strategy, folder):
+    """Each draws random numbers of its own, other ones in each round; and statistics move."""
+
+    def with_table():
+        parts = [
+            layers.Embedding(5, 4, name="table"),
+            layers.Flatten(name="flat"),
+            layers.BatchNormalization(name="norm"),
+            layers.Dropout(0.5, seed=7, name="drop"),
+            layers.Dense(3, name="last"),
+        ]
+        model = keras.Sequential([keras.Input((2,), dtype="int32"), *parts])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.2, momentum=0.5), loss, metrics=["accuracy"])
+        return model
+
+    data = {f"client-{n}": (RNG.integers(0, 5, (n, 2)), RNG.integers(0, 3, n)) for n in (9, 14)}
+    rounds = 2
+    with federated(batch_norm="average", local_batch_size=4) as average:
+        model = built(average, with_table)
+        before = model.get_weights()
+        feed = average.dataset(data)
+        model.fit(feed, epochs=rounds, verbose=0)
+        found = model.get_weights()
+        personal = average.personalize(model, feed, epochs=2, batch_size=4)
+        assert set(personal.before) == {"loss", "accuracy"}
+        assert personal.means("loss")[0] != personal.means("loss")[1]
+        np.testing.assert_array_equal(model.get_weights()[0], found[0])
+    weights = before
+    for number in range(rounds):
+        sums, total = [np.zeros_like(weight) for weight in weights], 0
+        for slot, client in enumerate(feed.clients.ids):
+            arrays = feed.load(client, number)
+            plain = with_table()
+            plain.set_weights(weights)
+            plain.get_layer("drop").seed_generator.state.assign([7 + slot, number << 32])
+            order = feed.order(len(arrays["y"]), slot, number)
+            for rows in order:
+                plain.train_on_batch(arrays["x"][rows[rows >= 0]], arrays["y"][rows[rows >= 0]])
+            total += len(arrays["y"])
+            pairs = zip(sums, plain.get_weights(), strict=True)
+            sums = [kept + len(arrays["y"]) * weight for kept, weight in pairs]
+        weights = [each / total for each in sums]
+    for ours, plain, start in zip(found, weights, before, strict=True):
+        np.testing.assert_allclose(ours, plain, atol=1e-5)
+        assert np.abs(ours - start).max() > 1e-3
+
+
+@scenario("keras_3")
+def what_keras_3_alone_has_is_refused(strategy, folder):
+    optimizers = keras.optimizers
+
+    def in_float8():
+        model = model_fn()
+        model.layers[0].quantize("float8")
+        model.compile("sgd", "mse")
+        return model
+
+    for make, words in (
+        (lambda: model_fn(optimizers.SGD(0.1, gradient_accumulation_steps=2)), "accumulation"),
+        (lambda: model_fn(optimizers.SGD(0.1, loss_scale_factor=8.0)), "no scale"),
+        (lambda: model_fn(optimizers.LossScaleOptimizer(optimizers.SGD())), "no scale"),
+        (lambda: model_fn(optimizers.SGD(lambda: 0.1)), "LearningRateScheduler"),
+        (in_float8, "float8"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            strategy.build(make)
+
+    def with_table():
+        table = layers.Embedding(4, 2, name="table")
+        model = keras.Sequential([keras.Input((3,)), table, layers.Flatten(), layers.Dense(1)])
+        model.compile(optimizers.Adam(0.1), "mse")
+        return model
+
+    data = {"a": (np.ones((4, 3), np.float32), np.ones(4))}
+    for algorithm in ("fedavg", "fedsgd"):
+        with (
+            federated(algorithm=algorithm) as fed,
+            pytest.raises(ModelError, match=r"adds up .* equal look-ups.*table.*Adam"),
+        ):
+            fed.build(with_table).fit(fed.dataset(data), verbose=0)
 
 
 # Refusals ---------------------------------------------------------------------------------------

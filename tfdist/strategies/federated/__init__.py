@@ -10,4 +10,5 @@ SPEC = Spec(
     "simulated",
     engine="tensorflow-federated",
     example={"clients_per_round": 2},
+    takes_keras_3=True,
 )

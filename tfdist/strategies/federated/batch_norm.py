@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError, first_line
 from tfdist.keras.layers import take_trainable, variables_in
-from tfdist.keras.optimizer_copies import go_on
+from tfdist.keras.optimizer_copies import compile_config_of, go_on
+from tfdist.keras.tensors import all_raw
 from tfdist.training.layers.batch_norm import layers_of
 from tfdist.training.model.lookup_vocabularies import follow_variables
 
@@ -37,11 +38,11 @@ def check(model: tf.keras.Model) -> None:
 def moving_statistics(model: tf.keras.Model) -> tuple[tf.Variable, ...]:
     """Returns the moving statistics, in the order of ``model.non_trainable_variables``."""
     moving = {
-        variable.ref()
+        id(variable)
         for layer in layers_of(model)
         for variable in (layer.moving_mean, layer.moving_variance)
     }
-    return tuple(v for v in model.non_trainable_variables if v.ref() in moving)
+    return tuple(all_raw(v for v in model.non_trainable_variables if id(v) in moving))
 
 
 def with_group_norm(model: tf.keras.Model) -> tf.keras.Model:
@@ -57,7 +58,7 @@ def with_group_norm(model: tf.keras.Model) -> tf.keras.Model:
     try:
         copy = tf.keras.models.clone_model(model, clone_function=_replaced)
         take_trainable(copy, model)
-        copy.compile_from_config(model.get_compile_config())
+        copy.compile_from_config(compile_config_of(model))
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ModelError(
             "a model for batch_norm='group_norm' must be a Functional or Sequential one, which "

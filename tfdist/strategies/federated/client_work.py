@@ -109,7 +109,7 @@ def build_client_work(
             return private.clipped(tf.unstack(given["clipping"]), update)
 
         def with_client(sums: OrderedDict, arrays: Any, order: Any, slot: Any) -> OrderedDict:
-            model.begin(weights)
+            model.begin(weights, slot)
             update, rows = trained(arrays, order)
             moving = [model.non_trainable[index] for index in statistics]
             weight = rows if by_rows else 1.0

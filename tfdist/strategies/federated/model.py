@@ -10,20 +10,25 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist import keras
 from tfdist.errors import ModelError
-from tfdist.keras.layers import layers_in
 from tfdist.strategies.federated.optimizers import client_optimizer, learning_rate_of
 from tfdist.strategies.federated.options import Options
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.metrics import state_of
 from tfdist.training.layers import eager_variables
 from tfdist.training.layers.losses import as_on_one_device, counted_as, is_sum
-from tfdist.training.model.refusals import refuse_eager, refuse_own_steps, refuse_xla
+from tfdist.training.model.refusals import (
+    refuse_eager,
+    refuse_float8,
+    refuse_own_steps,
+    refuse_xla,
+)
 from tfdist.training.model.stateful_rnn import refuse_stateful
 
 
@@ -34,12 +39,22 @@ def check_model(model: tf.keras.Model, options: Options) -> None:
     refuse_stateful(model, "clients with rows of their own")
     refuse_eager(model, "federated")
     mixed = [weight.name for weight in model.trainable_weights if weight.dtype != "float32"]
-    policies = {layer.compute_dtype for layer in layers_in(model) if layer.trainable_weights}
+    policies = {
+        layer.compute_dtype for layer in keras.layers.layers_in(model) if layer.trainable_weights
+    }
     if mixed or policies - {"float32"}:
         raise ModelError(
             "clients must train in float32, as TFF's optimizers do",
             received=f"the precision {', '.join(sorted(policies | set(mixed[:1])))}",
             mend='Leave the policy at "float32"',
+        )
+    refuse_float8(model)
+    if keras.loss_scale.is_undone_in_update(model.optimizer):
+        raise ModelError(
+            "the loss of a model that clients train must have no scale, which float32 does not "
+            "need and TFF's optimizers do not undo",
+            received=f"{type(model.optimizer).__name__} with one",
+            mend="Leave LossScaleOptimizer and loss_scale_factor out",
         )
     if options.algorithm == "fedsgd" and is_sum(model):
         raise ModelError(
@@ -87,24 +102,36 @@ class TracedStep:
             rows = tf.shape(tf.nest.flatten(x)[0])[0]
             with tf.GradientTape() as tape:
                 with counted_as(tf.cast(rows, tf.keras.backend.floatx())):
-                    y_pred = model(x, training=True)
-                    loss = model.compute_loss(x, y, y_pred, weight)
+                    y_pred = keras.steps.called(model, x, training=True)
+                    loss = keras.losses.compute_loss(model, x, y, y_pred, weight, training=True)
+                    keras.losses.show_loss(model, loss, rows)
                 # Clients whose update is not finite are left out; an infinite loss may have
                 # finite gradients.
                 loss *= tf.stop_gradient(tf.where(tf.math.is_finite(loss), 1.0, float("nan")))
             model.compute_metrics(x, y, y_pred, weight)
-            return tuple(tape.gradient(loss, list(model.trainable_variables)))
+            return tuple(tape.gradient(loss, keras.tensors.all_raw(model.trainable_variables)))
 
         self._function = step.get_concrete_function()
-        self.trainable = list(model.trainable_variables)
-        others = model.non_trainable_variables
-        self.non_trainable = [v for v in others if isinstance(v, tf.Variable)]
+        self.trainable = keras.tensors.all_raw(model.trainable_variables)
         self.metric_state = state_of(model)
-        known = {variable.ref() for variable in (*self.trainable, *self.non_trainable)}
-        known |= {variable.ref() for variable in self.metric_state}
+        of_metrics = {variable.ref() for variable in self.metric_state}
+        # Keras 2 counts tables among them, Keras 3 the state of metrics.
+        others = [
+            v
+            for v in model.non_trainable_variables
+            if isinstance(own := keras.tensors.raw(v), tf.Variable) and own.ref() not in of_metrics
+        ]
+        self.non_trainable = keras.tensors.all_raw(others)
+        known = {variable.ref() for variable in (*self.trainable, *self.non_trainable)} | of_metrics
         # Those of a loss, say, which a callback may set between rounds.
         self.non_trainable += [v for v in self._function.graph.variables if v.ref() not in known]
         every = (*self.trainable, *self.non_trainable, *self.metric_state)
+        drawn_from = [*keras.seeds.seeds_in(model), keras.seeds.shared_seed()]
+        self.seeds = [v for v in self.non_trainable if any(v is seed for seed in drawn_from)]
+        self._name_of = {
+            keras.tensors.raw(v).ref(): keras.tensors.path_of(v)
+            for v in (*model.trainable_variables, *others)
+        }
         self._variable_of_handle = {id(variable.handle): variable for variable in every}
         self._constants: dict[int, Any] = {}
         for captured in self._function.captured_inputs:
@@ -136,16 +163,20 @@ class TracedStep:
         """The names of the trained weights whose gradients are of rows that were looked up."""
         gradients = self._function.structured_outputs
         return [
-            variable.name
+            self._name_of[variable.ref()]
             for variable, gradient in zip(self.trainable, gradients, strict=True)
             if isinstance(gradient, tf.IndexedSlices)
         ]
 
-    @property
-    def changed(self) -> set[str]:
-        """The names of the weights that are not trained and that a step assigns to."""
+    def changed_beside(self, kept: Sequence[tf.Variable]) -> set[str]:
+        """Returns the names of what is not trained, nor ``kept``, and that a step assigns to."""
         graph = self._function.graph
-        weights = {id(v.handle): v.name for v in self.non_trainable}
+        known = {v.ref() for v in kept}
+        weights = {
+            id(v.handle): self._name_of.get(v.ref(), v.name)
+            for v in self.non_trainable
+            if v.ref() not in known
+        }
         names = {id(inner): weights.get(id(outer)) for outer, inner in graph.captures}
         operations = [op for op in graph.get_operations() if op.type.startswith("Assign")]
         return {name for op in operations if (name := names.get(id(op.inputs[0])))}
@@ -189,6 +220,7 @@ class StepCopy:
         self.trainable = self._copied(step.trainable)
         self.non_trainable = self._copied(step.non_trainable)
         self.metric_state = self._copied(step.metric_state)
+        self._seeds = [self._copies[seed.ref()] for seed in step.seeds]
 
     def _copied(self, variables: list[tf.Variable]) -> list[tf.Variable]:
         copies = [
@@ -198,8 +230,13 @@ class StepCopy:
         self._copies |= {v.ref(): copy for v, copy in zip(variables, copies, strict=True)}
         return copies
 
-    def begin(self, weights: Any) -> None:
-        """Sets all variables to what a client begins a round with; ``weights``: the server's."""
+    def begin(self, weights: Any, slot: tf.Tensor) -> None:
+        """Sets all variables to what a client begins a round with.
+
+        Args:
+            weights: the server's.
+            slot: the place of the client in the round; each draws random numbers of its own.
+        """
         pairs = [
             *zip(self.trainable, weights.trainable, strict=True),
             *zip(self.non_trainable, weights.non_trainable, strict=True),
@@ -207,6 +244,8 @@ class StepCopy:
         ]
         for variable, value in pairs:
             variable.assign(value)
+        for seed in self._seeds:
+            seed.assign_add(tf.cast(tf.stack([slot, 0]), seed.dtype))
 
     def __call__(self, batch: Any) -> tuple[Any, ...]:
         return self._step(batch, self._copies)
@@ -214,6 +253,8 @@ class StepCopy:
 
 def make_metrics(model: tf.keras.Model, batch_spec: OrderedDict) -> None:
     """Makes the variables of the model's metrics, which Keras makes at the first batch."""
+    if keras.steps.build_all(model, tuple(batch_spec.values())):
+        return
 
     def one_row(spec: Any) -> Any:
         return tf.nest.map_structure(

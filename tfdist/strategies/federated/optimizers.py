@@ -12,7 +12,9 @@ import tensorflow as tf
 
 from tfdist.compat import import_tensorflow_federated
 from tfdist.errors import ModelError
-from tfdist.keras.rates import given_learning_rate
+from tfdist.keras.optimizer_copies import leaves_out_of_decay
+from tfdist.keras.optimizers import WAITS
+from tfdist.keras.rates import given_learning_rate, is_fixed
 
 tff = import_tensorflow_federated()
 
@@ -26,9 +28,8 @@ _PLAIN = {
     "amsgrad": False,
     "nesterov": False,
     "decay": 0.0,
+    WAITS: None,
 }
-# Where a Keras optimizer keeps what weight decay leaves out; there once something is left out.
-_EXCLUSIONS = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_names")
 
 
 def learning_rate_of(optimizer: Any) -> float:
@@ -38,15 +39,17 @@ def learning_rate_of(optimizer: Any) -> float:
         ModelError: it is a schedule.
     """
     rate = given_learning_rate(optimizer)
-    if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
+    if not is_fixed(optimizer):
         raise ModelError(
             "a client's learning rate must be a number, since its optimizer starts anew in each "
             "round and no schedule can go on",
-            received=f"the schedule {type(rate).__name__}",
+            received=f"the schedule {type(rate).__name__}"
+            if callable(rate)
+            else type(optimizer).__name__,
             mend="Give a number, and the callback keras.callbacks.LearningRateScheduler, which "
             "sets the clients' learning rate for each round",
         )
-    return float(tf.keras.backend.get_value(optimizer.learning_rate))
+    return float(tf.convert_to_tensor(rate))
 
 
 def client_optimizer(optimizer: Any, learning_rate: float) -> Any:
@@ -84,7 +87,7 @@ def client_optimizer(optimizer: Any, learning_rate: float) -> Any:
         betas = (config["beta_1"], config["beta_2"], config["epsilon"])
         if kind == "Adam":
             return build.build_adam(rate, *betas)
-        if any(getattr(optimizer, name, None) for name in _EXCLUSIONS):
+        if leaves_out_of_decay(optimizer):
             raise ModelError(
                 "AdamW of the clients must decay all weights, as TFF's does",
                 received="AdamW.exclude_from_weight_decay",

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist import keras
 from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.keras.optimizer_copies import decay_alike, make_old_slots
 from tfdist.records.clients.collection import Clients
@@ -170,16 +171,22 @@ class _Trial:
         decay_alike(model.optimizer, self._optimizer, itself)
         spec = spec_of_batch(element_spec)
 
+        def loss_of(x: Any, y: Any, y_pred: Any, weight: Any, training: bool) -> Any:
+            return keras.losses.compute_loss(model, x, y, y_pred, weight, training=training)
+
         @tf.function(input_signature=spec, autograph=False)
         def train(x: Any, y: Any, weight: Any = None) -> None:
+            weights = model.trainable_variables
             with tf.GradientTape() as tape:
-                loss = model.compute_loss(x, y, model(x, training=True), weight)
-            self._optimizer.minimize(loss, model.trainable_variables, tape=tape)
+                loss = loss_of(x, y, keras.steps.called(model, x, training=True), weight, True)
+            gradients = keras.optimizers.gradients_of(self._optimizer, loss, weights, tape)
+            self._optimizer.apply_gradients(zip(gradients, weights, strict=True))
 
         @tf.function(input_signature=spec, autograph=False)
         def judge(x: Any, y: Any, weight: Any = None) -> None:
-            y_pred = model(x, training=False)
-            model.compute_loss(x, y, y_pred, weight)
+            y_pred = keras.steps.called(model, x, training=False)
+            loss = loss_of(x, y, y_pred, weight, False)
+            keras.losses.show_loss(model, loss, tf.shape(tf.nest.flatten(x)[0])[0])
             model.compute_metrics(x, y, y_pred, weight)
 
         self._train, self._judge = train, judge
@@ -212,10 +219,10 @@ class _Trial:
     def _start(self) -> None:
         self._model.set_weights(self._weights)
         if hasattr(self._optimizer, "build"):
-            self._optimizer.build(self._model.trainable_variables)
+            keras.optimizers.build(self._optimizer, self._model.trainable_variables)
         else:  # Of Keras' old kind.
             make_old_slots(self._optimizer, self._model.trainable_variables)
-        variables = self._optimizer.variables()
+        variables = keras.optimizers.variables_of(self._optimizer)
         if self._slots is None:
             self._slots = [variable.numpy() for variable in variables]
         for variable, value in zip(variables, self._slots, strict=True):
@@ -226,15 +233,15 @@ class _Trial:
         rows = _num_rows(records)
         for start in range(0, rows, _EVALUATION_BATCH_SIZE):
             self._judge(*_take(records, slice(start, start + _EVALUATION_BATCH_SIZE)))
-        return {metric.name: _number(metric) for metric in self._model.metrics}
+        results = self._model.get_metrics_result()
+        return {name: _number(name, value) for name, value in results.items()}
 
 
-def _number(metric: Any) -> float:
-    result = metric.result()
+def _number(name: str, result: Any) -> float:
     if np.ndim(result) > 0:
         raise ModelError(
             "a metric must be one number to say what a client gains",
-            received=f"'{metric.name}' with {np.size(result)} numbers",
+            received=f"'{name}' with {np.size(result)} numbers",
             mend="Give one that averages, such as F1Score(average='macro')",
         )
     return float(result)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.compat import import_tensorflow_federated
 from tfdist.errors import ModelError, OptionError
-from tfdist.keras.optimizers import inner_of
+from tfdist.keras.optimizers import inner_of, squares_look_ups
 from tfdist.strategies.federated.aggregation import (
     TrimmedMeanFactory,
     make_aggregator,
@@ -37,6 +37,8 @@ from tfdist.training.layers.clipping import clips_by_norm, limit_of_values
 tff = import_tensorflow_federated()
 
 _DEFAULT_PROXIMAL_STRENGTH = 0.01
+# More than a client draws of a seed in a round; each of Keras 3's counts what it has given.
+_DRAWS_OF_A_ROUND = 1 << 32
 
 
 class Server:
@@ -94,7 +96,7 @@ class Server:
             )
         step = TracedStep(binding, feed.batch_spec)
         self._refuse_look_ups(step)
-        lost = sorted(step.changed - {variable.name for variable in self._statistics})
+        lost = sorted(step.changed_beside([*self._statistics, *step.seeds]))
         if lost and self._key is None:
             print(
                 f"tfdist: warning: what clients make of {', '.join(lost)} is not averaged: "
@@ -123,7 +125,7 @@ class Server:
             self._refuse_other_terms((*_terms(state), num_slots))
             self._num_clients.assign(num_slots)
         self._key, self._process, self._aggregator = key, process, aggregator
-        self._non_trainable = step.non_trainable
+        self._non_trainable, self._seeds = step.non_trainable, step.seeds
         self._has_gradients = step.has_gradients
         # Always as many: TFF keeps something for good of each number of clients that it meets.
         self._num_groups = min(len(os.sched_getaffinity(0)), feed.num_replicas)
@@ -145,6 +147,13 @@ class Server:
                 "but those that were looked up, and TFF's moves all",
                 received=f"legacy.SGD and '{step.looked_up[0]}'",
                 mend="Compile with tf.keras.optimizers.SGD, or leave momentum out",
+            )
+        if step.looked_up and squares_look_ups(optimizer):
+            raise ModelError(
+                "a table that clients train must have an optimizer that adds up the gradients of "
+                "equal look-ups, as with Keras 3 SGD alone does",
+                received=f"'{step.looked_up[0]}' and {type(optimizer).__name__}",
+                mend="Use SGD, or Keras 2 (TF_USE_LEGACY_KERAS=1)",
             )
         clips = clips_by_norm(optimizer) or limit_of_values(optimizer) is not None
         # Other algorithms have refused what clips at all.
@@ -196,6 +205,8 @@ class Server:
         sums = output.metrics["client_work"]["train"]
         for variable, total in zip(self._statistics, sums["statistics"], strict=True):
             variable.assign(total / sums["rows"])
+        for seed in self._seeds:
+            seed.assign_add([0, _DRAWS_OF_A_ROUND])
         self.num_rounds.assign_add(1)
 
     def _apply(self, trainable: Any) -> None:

@@ -198,7 +198,8 @@ class Preparation:
         if self._binding.sharded is None:
             eager_variables.make_slots(model)  # They must exist to be restored or sent.
         knows_late = self._collective.num_processes > 1 or keras.trackables.SLOTS_COME_FIRST
-        if knows_late and optimizers_of(model) != [model.optimizer]:
+        is_keras_step = "make_train_function" not in self._binding.engine.programs
+        if knows_late and is_keras_step and optimizers_of(model) != [model.optimizer]:
             # What a step gives to other optimizers is known when it is traced.
             specimen = feed.specimen() if isinstance(feed, GivenFeed) else feed
             keras.steps.trace_step(model, iter(self._reader.batches(specimen, 0, 1)))
