@@ -151,11 +151,13 @@ def show_losses(
     compiled = model._compile_loss
     losses = [tf.cast(tf.reduce_sum(loss), tf.keras.backend.floatx()) for loss in added]
     if compiled is not None:
-        assert compiled.built  # Else it would make those metrics now.
+        if not compiled.built:  # As of test_on_batch, before which no loss has been computed.
+            untold_loss(model)(y, y_pred, sample_weight)
         counting = [_Counting(metric, part) for metric in compiled._metrics]
         with replaced(compiled, _metrics=counting):
             losses.append(compiled(y, y_pred, sample_weight))
-    show_loss(model, tf.add_n(losses), rows)
+    losses = [loss for loss in losses if loss is not None]  # As of outputs without a loss.
+    show_loss(model, tf.add_n(losses) if losses else tf.zeros([]), rows)
 
 
 class _Counting(NamedTuple):

@@ -82,6 +82,8 @@ def put_rates(rates: Sequence[tuple[Any, float]]) -> None:
     """Gives optimizers the learning rates that ``fixed_rates_of`` has returned."""
     for optimizer, rate in rates:
         given = given_learning_rate(optimizer)
+        if callable(given) and not hasattr(given, "assign"):
+            continue  # A callback has given it a schedule since.
         if hasattr(given, "assign"):
             given.assign(rate)  # Keras 3's MultiOptimizer refuses to be given one.
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +17,8 @@ from tfdist.keras.version import IS_KERAS_3
 
 #: Whether layers keep what their random numbers are drawn from, and checkpoints do.
 ARE_KEPT = IS_KERAS_3
+# What ``keras.random`` draws from where it is given no seed.
+_SHARED = "global_seed_generator"
 
 
 def random_generator(layer: tf.keras.layers.Layer) -> Any | None:
@@ -34,7 +36,7 @@ def shared_seed() -> tf.Variable | None:
     if not IS_KERAS_3:
         return None
     state = keras_source("backend.common.global_state")
-    generator = state.get_global_attribute("global_seed_generator")
+    generator = state.get_global_attribute(_SHARED)
     return None if generator is None else generator.state.value
 
 
@@ -68,6 +70,20 @@ def _by_step(given: Callable[..., tf.Tensor], state: tf.Variable) -> Callable[..
         return draw() if seeds is None else seeds(draw)
 
     return next_seed
+
+
+@contextlib.contextmanager
+def unshared_seed() -> Iterator[None]:
+    """Has the seed that layers without one share be as it was: one made meanwhile is forgotten."""
+    if not IS_KERAS_3:
+        yield
+        return
+    state = keras_source("backend.common.global_state")
+    before = state.get_global_attribute(_SHARED)
+    try:
+        yield
+    finally:
+        state.set_global_attribute(_SHARED, before)
 
 
 def drawing_on(replica: Callable[[], Any]) -> contextlib.AbstractContextManager:

@@ -19,7 +19,8 @@ def whole(environ: Mapping[str, str], name: str, *, at_least: int = 0) -> int:
     text = environ.get(name, "").strip()
     if text.isascii() and text.isdigit() and int(text) >= at_least:
         return int(text)
-    raise wrong(f"{name} must be a whole number of at least {at_least}", environ, name)
+    rule = f"{name} must be a whole number of at least {at_least}"
+    raise wrong(rule, environ, name, "Set it so, or leave it out")
 
 
 def parsed_json(environ: Mapping[str, str], name: str) -> Any:

@@ -19,6 +19,7 @@ from tfdist.errors import ModelError
 from tfdist.keras.layers import variables_in
 from tfdist.keras.tensors import all_raw
 from tfdist.keras.version import IS_KERAS_3
+from tfdist.training.layers.randomness import StepSeeds
 
 layers = keras.layers
 RNG = np.random.default_rng(0)
@@ -449,6 +450,84 @@ def random_numbers_are_those_of_layers_and_steps(strategy: Any, folder: Path) ->
     without.start()
     others = fit(without, dropping)
     assert largest(others.get_weights(), unbroken.get_weights()) > 1e-3
+
+
+@scenario("keras_3")
+def what_comes_before_the_first_step(strategy: Any, folder: Path) -> None:
+    """Losses are built where they are first asked for, and there may be none but of layers."""
+
+    def two() -> keras.Model:
+        inputs = keras.Input((4,))
+        x = layers.Dense(8, name="first")(inputs)
+        outputs = [layers.Dense(3, name=name)(x) for name in ("one", "other")]
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.05), ["mse", "mae"])
+        return model
+
+    x, y = RNG.normal(size=(8, 4)).astype(np.float32), RNG.normal(size=(8, 3)).astype(np.float32)
+    model, plain = both(strategy, two)
+    assert largest(model.test_on_batch(x, [y, y]), plain.test_on_batch(x, [y, y])) < 1e-6
+    for each in (model, plain):
+        each.compile(keras.optimizers.SGD(0.05), ["mae", "mse"])
+    found = [each.evaluate(x, [y, y], verbose=0) for each in (model, plain)]
+    assert largest(*found) < 1e-6
+
+    class Adds(layers.Layer):
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            self.add_loss(tf.reduce_mean(tf.square(x)))
+            return x
+
+    def without() -> keras.Model:
+        inputs = keras.Input((6, 6, 2))
+        x = Adds(name="adds")(layers.Dense(8, name="first")(layers.Flatten()(inputs)))
+        model = keras.Model(inputs, layers.Dense(3, name="last")(x))
+        model.compile(keras.optimizers.SGD(0.05))
+        return model
+
+    model, plain = both(strategy, without)
+    for each in (model, plain):
+        each.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    assert largest(model.get_weights(), plain.get_weights()) < 1e-6
+
+
+@scenario("keras_3")
+def outputs_of_frozen_operations_are_kept(strategy: Any, folder: Path) -> None:
+    def made() -> keras.Model:
+        inputs = keras.Input((6, 6, 2))
+        x = layers.Dense(8, name="backbone")(layers.Flatten()(inputs / 2.0 - 1.0))
+        x = layers.Dense(8, "tanh", name="neck")(x)
+        model = keras.Model(inputs, layers.Dense(3, name="head")(x))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.05), loss)
+        return model
+
+    found = []
+    for kept in ({}, {"frozen_cache": "memory"}):
+        frozen = tfdist.strategy(
+            "pipeline", stages=2, microbatches=2, freeze_until="backbone", **kept
+        )
+        frozen.start()
+        keras.utils.set_random_seed(0)
+        found.append(frozen.build(made))
+        found[-1].fit(frozen.dataset((X, Y), global_batch_size=8), epochs=2, verbose=0)
+    assert_same_weights(*found)
+
+
+@scenario("keras_3")
+def a_step_that_updates_nothing_draws_numbers_of_its_own(strategy: Any, folder: Path) -> None:
+    drawn: list[np.ndarray] = []
+
+    def made() -> keras.Model:
+        model = dropping()
+        model.compile(keras.optimizers.SGD(0.05, gradient_accumulation_steps=4), model.loss)
+        return model
+
+    model = strategy.build(made)
+    seeds = StepSeeds(model)
+    for _ in range(2):
+        model.fit(strategy.dataset((X[:8], Y[:8]), global_batch_size=8), verbose=0)
+        drawn.append(seeds.of_step().numpy())
+    assert drawn[0].tolist() != drawn[1].tolist()
 
 
 @scenario("keras_3")

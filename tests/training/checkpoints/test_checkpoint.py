@@ -597,6 +597,19 @@ def test_a_rate_that_a_callback_sets_when_a_fit_begins_is_not_set_again(tmp_path
     assert_same(resumed, unbroken)
 
 
+def test_a_schedule_that_a_callback_sets_when_a_fit_begins_holds(tmp_path):
+    class Scheduled(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+            self.model.optimizer.learning_rate = schedule
+
+    unbroken, _ = fit(Scheduled())
+    with pytest.raises(KeyboardInterrupt):
+        fit(Checkpoints(tmp_path, every_steps=1), Scheduled(), Break(4))
+    resumed, _ = fit(Checkpoints(tmp_path, resume=True), Scheduled())
+    assert_same(resumed, unbroken)
+
+
 @pytest.mark.parametrize("stops_first", [True, False])
 def test_an_epoch_that_a_callback_ended_goes_on(tmp_path, unbroken, stops_first):
     class Stop(keras.callbacks.Callback):

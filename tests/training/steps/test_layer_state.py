@@ -80,7 +80,7 @@ def test_what_evaluation_changes_is_told(is_mean):
     change = tf.reduce_mean if is_mean else (lambda x, axis: 1.0)  # A count is alike on all.
     [moved] = moved_by(of(AlwaysKeeps(lambda state, x: state + change(x, 0))), _SPEC)
     assert moved.in_evaluation
-    told = [clause for clause in explained([moved]) if "by evaluate and predict" in clause]
+    told = [clause for clause in explained([moved]) if "by evaluate or predict" in clause]
     assert len(told) == is_mean
 
 
@@ -106,6 +106,25 @@ def test_a_state_that_compute_loss_moves(uses):
     assert float(model.usual) == 1.0
     told = row_probe.explained(model, spec)
     assert any("the loss of compute_loss" in clause for clause in told) == (uses == "after"), told
+
+
+@pytest.mark.parametrize("more", [(), ([None, 2], [None])], ids=["alone", "weighted"])
+def test_a_state_that_compute_loss_moves_without_labels_and_by_weights(more):
+    class Relative(keras.Model):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.usual = tf.Variable(1.0, trainable=False, name="usual")
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            of_rows = tf.reduce_sum(tf.square(y_pred), 1) * (sample_weight if more else 1.0)
+            self.usual.assign(0.9 * self.usual + 0.1 * tf.reduce_mean(of_rows))
+            return tf.reduce_mean(of_rows)
+
+    inputs = keras.Input((3,))
+    model = Relative(inputs=inputs, outputs=layers.Dense(2, name="out")(inputs), name="own")
+    model.compile("sgd")
+    [moved] = moved_by(model, tuple(map(tf.TensorSpec, ([None, 3], *more))))
+    assert (str(moved), moved.is_mean) == ("'usual' of layer 'own'", True)
 
 
 def test_what_is_left_as_it_is_is_not_found():

@@ -136,9 +136,10 @@ def check_roles(
 def _first_that_is_no_image(name: str, scanned: Mapping[str, Scanned]) -> str:
     for file, item in scanned.items():
         found = item.found.get(name)
-        # Records without the feature are not counted.
-        if found is not None and found.no_image is not None and found.records == item.records:
-            return f", the first in {file}, record {found.no_image}"
+        if found is not None and found.no_image is not None:
+            # Records without the feature are not counted.
+            record = f", record {found.no_image}" if found.records == item.records else ""
+            return f", the first in {file}{record}"
     return ""
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.errors import ModelError
 from tfdist.keras.layers import trained_in
 from tfdist.keras.optimizers import variables_of
+from tfdist.keras.seeds import unshared_seed
 from tfdist.keras.settings import uncounted_names
 from tfdist.keras.tensors import uncast
 from tfdist.training.model.layer_calls import Call, model_of
@@ -129,7 +130,7 @@ def place(
     """
     seen = _Creator({})
     # The second is the user's: its names, of metrics too, are to be those of a model made once.
-    with tf.variable_creator_scope(seen), uncounted_names():
+    with tf.variable_creator_scope(seen), uncounted_names(), unshared_seed():
         probe = make_model()
     devices = {}
     for ref, device in devices_of(probe).items():

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ModelError, OptionError
+from tfdist.keras.graph import CAN_FIX_TRAINING
 from tfdist.keras.layers import variables_in, written_anew
 from tfdist.keras.tensors import mask_of, with_mask
 from tfdist.strategies.pipeline.chunks import Chunk
@@ -125,7 +126,8 @@ class Frozen:
                 "frozen layers whose outputs are kept must not draw random numbers, which differ "
                 "in each epoch",
                 received=f"layers that draw them, {', '.join(random)}",
-                mend="Call them with training=False, or leave frozen_cache out",
+                mend=("Call them with training=False, or leave" if CAN_FIX_TRAINING else "Leave")
+                + " frozen_cache out",
             )
         unknown = [t.name for t in self._read if None in t.shape[1:]]
         if unknown:
@@ -176,7 +178,8 @@ class Frozen:
         """Returns a hash of the values of all weights."""
         digest = hashlib.blake2b(digest_size=16)
         for call in self._calls:
-            for weight in call.layer.get_weights():
+            # An operation of Keras 3 has none.
+            for weight in getattr(call.layer, "get_weights", list)():
                 digest.update(bytes_of(weight))
         return digest.hexdigest()
 

@@ -59,7 +59,7 @@ class PipelineSteps:
         self._follow_trainable()
         self.seeds = StepSeeds(model, self.ranks.process) if is_seeded(model) else None
         is_sum(model)  # A loss that cannot be shared is refused before the first step.
-        self._losses: tuple[Any, Any] = (None, None)
+        self._losses: tuple[Any, Any] = (self, None)  # Of no compilation: Keras 3's may be None.
         self._draws = Draws(binding, by_microbatch=True)
         self.output_keys = [id(tensor) for tensor in plan.graph.outputs]
         timeline = plan.schedule.timeline()

@@ -20,6 +20,7 @@ from tfdist.errors import ModelError, OptionError, first_line
 from tfdist.keras import step_context
 from tfdist.keras.graph import layer_of_scope
 from tfdist.keras.layers import layers_in, written_anew
+from tfdist.keras.optimizers import steps_of
 from tfdist.keras.seeds import ARE_KEPT, drawing_by, has_seed, random_generator, shared_seed
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.failure_notices import ToldOnce
@@ -88,7 +89,7 @@ class StepSeeds:
 
     def of_step(self) -> tf.Tensor:
         """Returns int32 [2] for the step that comes."""
-        step = tf.cast(self._model.optimizer.iterations, tf.int32)
+        step = tf.cast(tf.convert_to_tensor(steps_of(self._model.optimizer)), tf.int32)
         return tf.stack([tf.constant(self._base, tf.int32), step])
 
 

@@ -110,7 +110,7 @@ class Preparation:
 
     def try_given_pass(self, x: Any, options: dict, *, predicts: bool = False) -> None:
         """Does as ``try_pass`` with what Keras takes itself."""
-        if self._has_told_of_pass or not self._is_untried():
+        if self._has_told_of_pass or self._has_whole_batches() or not self._is_untried():
             return
         spec, _ = self._given(x, options)
         if spec is not None:
@@ -135,10 +135,13 @@ class Preparation:
             element_spec: of ``row_probe.explained_of_pass``.
         """
         has_told, self._has_told_of_pass = self._has_told_of_pass, True
-        is_whole = self._collective.num_replicas == 1 and self._binding.options.accumulate_steps > 1
-        if has_told or is_whole or not self._is_untried():
+        if has_told or self._has_whole_batches() or not self._is_untried():
             return
         _warn(row_probe.explained_of_pass(self._model, element_spec), self._collective)
+
+    def _has_whole_batches(self) -> bool:
+        """Whether a pass divides none, as microbatches are of a train step alone."""
+        return self._collective.num_replicas == 1 and self._binding.options.accumulate_steps > 1
 
     def _is_untried(self) -> bool:
         return self._divides and self._tried != self._binding.times_compiled

@@ -172,8 +172,8 @@ def explained(moved: Sequence[Moved], *, by_microbatch: tf.keras.Model | None = 
         for each in moved
         if not each.is_alike and not each.is_mean
     ] + [
-        f"{each} is changed by evaluate and predict, too, there by each replica's own rows: change "
-        "it only where training=True"
+        f"{each} is changed by evaluate or predict, too, there by each replica's own rows: change "
+        "it only in training"
         for each in moved
         if not each.is_alike and each.in_evaluation
     ]

@@ -126,17 +126,17 @@ def step_explained(
 def moved_by(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[layer_state.Moved]:
     """Returns what the user's own layers and loss change in a step beside the weights."""
     found: dict[Any, layer_state.Moved] = {}
-    has_loss = len(element_spec) > 1 and has_own_compute_loss(model)
+    has_loss = has_own_compute_loss(model)
     with contextlib.suppress(Exception):  # Whatever a user's layer does with made-up rows.
         for seed in range(DRAWS):  # Of some, parts may move a state alike by chance.
             x = made_up(element_spec[0], seed=seed, spread=seed >= DRAWS // 2)
-            y = made_up(element_spec[1], seed=seed + OTHER_ROWS) if has_loss else None
+            batch = (x, *made_up(tuple(element_spec[1:]), seed=seed + OTHER_ROWS))
 
-            def lose(rows: slice, outputs: Any, training: bool, x: Any = x, y: Any = y) -> None:
-                given = [tf.nest.map_structure(lambda t: t[rows], each) for each in (x, y)]
+            def lose(rows: slice, outputs: Any, training: bool, batch: Any = batch) -> None:
+                x, y, weight = (*tf.nest.map_structure(lambda t: t[rows], batch), None, None)[:3]
                 # Whatever it does with such rows.
                 with contextlib.suppress(Exception), without_metrics(model):
-                    compute_loss(model, *given, outputs, None, training=training)
+                    compute_loss(model, x, y, outputs, weight, training=training)
 
             of_loss = [lose] if has_loss else []
             for moved in layer_state.found(model, x, SLICES, *of_loss):

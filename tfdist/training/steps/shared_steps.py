@@ -244,6 +244,8 @@ class SharedSteps:
     def _is_by_row(self, loss: tf.Tensor, x: Any) -> bool:
         if loss.shape.rank == 0:
             return False
+        if self._collective.planned_replicas == 1 and self._options.accumulate_steps == 1:
+            return True  # The batch is whole: rows and means count alike.
         first, rows = loss.shape[0], tf.nest.flatten(x)[0].shape[0]
         if first is not None and rows is not None and first % rows == 0:
             adding = [
@@ -254,7 +256,8 @@ class SharedSteps:
             raise ModelError(
                 "numbers that layers add to the loss must be told apart, those of rows and means "
                 "over rows, by batches whose rows TensorFlow does not know beforehand",
-                received=f"{first} numbers beside {rows} rows, of {', '.join(adding)}",
+                received=f"{first} numbers beside {rows} rows, of "
+                + (", ".join(adding) or f"model '{self._model.name}'"),
                 mend="Add one number, as tf.reduce_mean gives it, or batch without drop_remainder "
                 "and run_eagerly",
             )

@@ -128,7 +128,7 @@ def read_headers(
 def _read_header(path: Path, decode: bool, is_mask: bool) -> Header | str:
     try:
         with open_regular(path) as file:  # A link may lead to a device, which never ends.
-            data = file.read() if decode else b""  # Else no more than its header is read.
+            data = file.read() if decode else b""  # Else no pixels of it are read.
             with Image.open(io.BytesIO(data) if decode else file) as image:
                 header = mask_header(image) if is_mask else header_of(image)
     except UnidentifiedImageError:
