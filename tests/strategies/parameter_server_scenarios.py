@@ -729,6 +729,51 @@ def metrics_count_in_branches_of_a_step_of_ones_own(strategy, folder):
     assert history["seen_least"] == history["seen_most"] == [1.0, 1.0]
 
 
+class Best(keras.metrics.Metric):
+    """The largest label, which is no sum."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.best = self.add_weight(name="best", initializer=lambda *_, **__: -np.inf)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.best.assign(keras.ops.maximum(self.best, keras.ops.max(y_true)))
+
+    def result(self):
+        return self.best
+
+
+@scenario("keras_3")
+def metrics_that_are_no_sums_and_of_layers_within_layers(strategy, folder):
+    class Inner(layers.Layer):
+        def __init__(self):
+            super().__init__(name="inner")
+            self.ones = keras.metrics.Sum(name="ones")
+
+        def call(self, x):
+            self.ones.update_state(keras.ops.ones_like(x[:, 0]))
+            return x
+
+    class Outer(layers.Layer):
+        def __init__(self):
+            super().__init__(name="outer")
+            self.inner = Inner()
+
+        def call(self, x):
+            return self.inner(x)
+
+    def measured():
+        inputs = keras.Input((5,))
+        model = keras.Model(inputs, layers.Dense(3, "softmax", name="last")(Outer()(inputs)))
+        best = Best(name="best")
+        model.compile("sgd", "sparse_categorical_crossentropy", metrics=[best])
+        return model
+
+    history = strategy.build(measured).fit(data_of(strategy), verbose=0).history
+    assert history["best"] == [float(Y.max())]
+    assert history["ones"] == [float(len(Y))]
+
+
 @scenario("keras_3")
 def what_would_be_wrong_with_keras_3_is_refused(strategy, folder):
     optimizers = keras.optimizers
@@ -745,6 +790,21 @@ def what_would_be_wrong_with_keras_3_is_refused(strategy, folder):
     refused(r"gradient_accumulation_steps=2", optimizer=waits)
     refused(r"clipnorm=1.0", optimizer=optimizers.SGD(clipnorm=1.0))
     refused(r"Lamb", optimizer=optimizers.Lamb())
+
+    class Normed(layers.Layer):
+        def build(self, input_shape):
+            self.w = self.add_weight(shape=(5, 3), constraint="unit_norm", name="w")
+
+        def call(self, inputs):
+            return keras.ops.softmax(keras.ops.matmul(inputs, self.w))
+
+    def normed():
+        inputs = keras.Input((5,))
+        model = keras.Model(inputs, Normed(name="normed")(inputs))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    refused(r"UnitNorm of layer 'normed'", normed)
 
     class Unseeded(layers.Layer):
         def call(self, inputs, training=False):

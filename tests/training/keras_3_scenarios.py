@@ -312,6 +312,40 @@ def constraints_and_clipping(strategy, folder):
     )
 
 
+@scenario("single")
+def a_resumed_model_looks_up_what_its_checkpoint_has(strategy, folder):
+    """Keras 3 keeps words and buckets in no variable."""
+    numbers = np.arange(8, dtype=np.float32)[:, None]
+    y = np.ones((8, 1), np.float32)
+
+    def adapted(words: Sequence[str], scale: float) -> keras.Model:
+        names, weighed = layers.StringLookup(), layers.StringLookup(output_mode="tf_idf")
+        names.adapt(list(words))
+        weighed.adapt([[word] for word in words])
+        buckets = layers.Discretization(num_bins=3, epsilon=0.01)
+        buckets.adapt(scale * numbers)
+        text, number = keras.Input((1,), dtype="string"), keras.Input((1,))
+        looked_up = [layers.Flatten()(layers.Embedding(9, 2)(names(text))), weighed(text)]
+        bucket = layers.Flatten()(layers.Embedding(9, 2)(buckets(number)))
+        x = layers.Concatenate()([*looked_up, bucket])
+        model = keras.Model([text, number], layers.Dense(1)(x))
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        return model
+
+    x = [tf.constant([["a"], ["b"], ["b"], ["c"]] * 2), tf.constant(numbers)]
+
+    def trained(words: Sequence[str], scale: float, epochs: int, **options: Any) -> Any:
+        model = strategy.build(lambda: adapted(words, scale))
+        keep = tfdist.Checkpoints(folder, **options)
+        records = tf.data.Dataset.from_tensor_slices((tuple(x), y))
+        feed = strategy.dataset(records, global_batch_size=4)
+        model.fit(feed, epochs=epochs, callbacks=[keep], verbose=0)
+        return model.predict(x, verbose=0)
+
+    first = trained("abbc", 1.0, 1)
+    np.testing.assert_array_equal(trained("aabc", 9.0, 1, resume=True), first)
+
+
 @scenario("mirrored", "horovod", long=True)
 def tables_that_rows_look_up(strategy, folder):
     """Some ids in several rows and twice in one, positions in all; each clipping."""

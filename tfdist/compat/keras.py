@@ -1,8 +1,8 @@
 """Which Keras ``tf.keras`` is: Keras 2 (``tf_keras``) or Keras 3 (``keras``).
 
-TensorFlow takes Keras 3, unless a variable of the environment says otherwise.
-Keras 3 knows no parameter servers (keras#18624), so tfdist takes Keras 2 unless it is told not to:
-by that variable, or by a program that imports Keras by its own name.
+TensorFlow takes Keras 3, unless a variable of the environment says otherwise. Programs that say
+``tf.keras`` alone were written for Keras 2, so tfdist takes that unless it is told not to: by that
+variable, or by a program that imports Keras by its own name.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.keras.tensors import all_raw, raw, shards_of
@@ -125,12 +126,46 @@ def held_by(layer: tf.keras.layers.Layer, kind: type) -> list[Any]:
     return found
 
 
+class _Adapted:
+    """What a layer of Keras 3 has adapted to and keeps in no variable, as a table of Keras 2."""
+
+    def __init__(self, layer: Any):
+        self._layer = layer
+
+    def get_tensors(self) -> list[tf.Tensor]:
+        layer = self._layer
+        if isinstance(layer, tf.keras.layers.Discretization):
+            bounds = [] if layer.bin_boundaries is None else layer.bin_boundaries
+            return [tf.constant(np.asarray(bounds), tf.float64)]
+        words = layer.get_vocabulary(include_special_tokens=False)
+        return [tf.constant(words, layer.vocabulary_dtype)]
+
+    def set_weights(self, values: Sequence[np.ndarray]) -> None:
+        layer, (kept,) = self._layer, values
+        if isinstance(layer, tf.keras.layers.Discretization):
+            layer.bin_boundaries = kept.tolist()
+        elif len(kept):
+            weights = None
+            if layer.output_mode == "tf_idf":  # Of a variable, which is read before.
+                begin = layer.vocabulary_size() - len(layer.get_vocabulary(False))
+                weights = layer.idf_weights.numpy()[begin:][: len(kept)]
+            layer.set_vocabulary(tf.constant(kept, layer.vocabulary_dtype), weights)
+
+
 def vocabularies_in(model: tf.keras.Model) -> list[Any]:
     """Returns what holds the words that each lookup layer of ``model`` has adapted to.
 
     Each has ``get_tensors() -> [words]`` and ``set_weights([words])``. A vocabulary that a layer
-    was given is none of them, nor are those of Keras 3.
+    was given is none of them. In Keras 3 the boundaries of a Discretization are.
     """
+    if IS_KERAS_3:
+        lookups = tf.keras.layers.StringLookup, tf.keras.layers.IntegerLookup
+        return [
+            _Adapted(layer)
+            for layer in layers_in(model)
+            if (isinstance(layer, lookups) and not layer._has_input_vocabulary)
+            or (isinstance(layer, tf.keras.layers.Discretization) and layer.num_bins is not None)
+        ]
     others = (weight for weight in model.weights if not isinstance(weight, tf.Variable))
     return [weight for weight in others if hasattr(weight, "get_tensors")]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat import keras_source
+from tfdist.compat import is_keras, keras_source
 from tfdist.errors import OptionError
 from tfdist.keras.layers import replaced
 from tfdist.keras.optimizers import inner_of
@@ -62,15 +62,37 @@ def adding_at_once(model: tf.keras.Model) -> Iterator[None]:
     """Encloses a step on variables that others move meanwhile: metrics, and the count of steps.
 
     Keras 3 reads them and writes sums, in which what others have added since would be lost. Here
-    they are read first, and what a sum has more than that is added.
+    they are read first, and what a sum has more than that is added. A metric of the user's own may
+    write what is no sum, as a maximum: of those what they add themselves is added.
     """
-    metrics = [variable for metric in model.metrics for variable in metric.variables]
-    counts = [*metrics, inner_of(model.optimizer)._iterations] if IS_KERAS_3 else []
+    if not IS_KERAS_3:
+        yield
+        return
+    metrics = _metrics_within(model.metrics)
+    is_sum = {
+        id(variable): is_keras(type(metric).update_state.__module__)
+        for metric in metrics
+        for variable in metric.variables
+    }
+    counts = [variable for metric in metrics for variable in metric.variables]
+    counts.append(inner_of(model.optimizer)._iterations)
     with contextlib.ExitStack() as read:
-        for count in counts:
-            values = {"_value": tf.convert_to_tensor(raw(count)), "_direct_assign": _adding(count)}
+        for count in {id(count): count for count in counts}.values():
+            held = raw(count)
+            if is_sum.get(id(count), True):
+                values = {"_value": tf.convert_to_tensor(held), "_direct_assign": _adding(count)}
+            else:
+                values = {"assign_add": held.assign_add, "assign_sub": held.assign_sub}
             read.enter_context(replaced(count, **values))
         yield
+
+
+def _metrics_within(metrics: Sequence[Any]) -> list[Any]:
+    """Returns ``metrics``, and in the place of those that consist of others these."""
+    found = []
+    for metric in metrics:
+        found += _metrics_within(metric.metrics) if getattr(metric, "metrics", None) else [metric]
+    return found
 
 
 def _adding(count: Any) -> Callable[[Any], None]:
@@ -181,7 +203,7 @@ def _taken(model: Any, step: Callable[[Any], Any], iterator: Any) -> list[Any]:
     return found
 
 
-def made_once(model: Any, kind: str, make: Callable[[], Callable]) -> Callable:
+def _made_once(model: Any, kind: str, make: Callable[[], Callable]) -> Callable:
     """Returns what Keras has make its function of that kind, unless there is one."""
 
     def make_function(force: bool = False) -> Callable:
@@ -210,7 +232,7 @@ def _predictor_2(model: Any, strategy: Any, own_rows: Callable[[Any], Any]) -> C
         one = tf.function(predict, reduce_retracing=True)
         return lambda iterator: _joined(_taken(model, one, iterator))
 
-    return made_once(model, "predict", make)
+    return _made_once(model, "predict", make)
 
 
 def _stepper_3(model: Any, strategy: Any, kind: str) -> Callable:
@@ -226,7 +248,7 @@ def _stepper_3(model: Any, strategy: Any, kind: str) -> Callable:
         take_one = take if model.run_eagerly else tf.function(take, reduce_retracing=True)
         return lambda iterator: _taken(model, take_one, iterator)[-1]
 
-    return made_once(model, kind, make)
+    return _made_once(model, kind, make)
 
 
 def _predictor_3(model: Any, strategy: Any, own_rows: Callable[[Any], Any]) -> Callable:
@@ -238,7 +260,7 @@ def _predictor_3(model: Any, strategy: Any, own_rows: Callable[[Any], Any]) -> C
         one = predict if model.run_eagerly else tf.function(predict, reduce_retracing=True)
         return lambda batches: _joined([one(batch) for batch in batches])
 
-    return made_once(model, "predict", make)
+    return _made_once(model, "predict", make)
 
 
 def building_nothing_from_data() -> dict[str, Any]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.errors import ModelError
 from tfdist.keras.layers import layers_in
 from tfdist.keras.optimizers import KINDS, inner_of
-from tfdist.keras.tensors import all_raw
+from tfdist.keras.tensors import all_raw, shards_of
 from tfdist.keras.version import IS_KERAS_3
 
 #: Whether a checkpoint gives values to those slots alone that are there when it is read.
@@ -92,7 +92,11 @@ def unknown_variables(model: tf.keras.Model, *, shared: bool = False) -> list[tf
     owners = [model, *model.metrics, *optimizers_of(model)]
     owners += [inner_of(one) for one in optimizers_of(model)]
     known = {id(variable) for owner in owners for variable in all_raw(owner.variables)}
-    items = descendants_of(model)
+    items = [
+        part  # A variable may be divided.
+        for one in descendants_of(model)
+        for part in (shards_of(one) if hasattr(one, "is_sharded_variable") else [one])
+    ]
     if shared:
         known |= {id(one.state) for one in items if isinstance(one, tf.random.Generator)}
     return [one for one in items if isinstance(one, tf.Variable) and id(one) not in known]

@@ -879,6 +879,25 @@ def clients_of_keras_3_are_averaged_as_plain_ones(strategy, folder):
         assert np.abs(ours - start).max() > 1e-3
 
 
+@scenario("federated", "keras_3")
+def a_model_that_was_trained_before_is_trained_by_clients(strategy, folder):
+    x, y = RNG.normal(size=(12, 4)).astype(np.float32), RNG.integers(0, 3, 12)
+
+    def trained():
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(3, name="last")])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.2), loss)
+        model.fit(x, y, verbose=0)
+        return model
+
+    with federated(local_batch_size=4) as average:
+        model = built(average, trained)
+        before = model.get_weights()[0]
+        history = model.fit(average.dataset({"one": (x, y), "other": (x, y)}), verbose=0).history
+        assert len(history["loss"]) == 1
+        assert np.abs(model.get_weights()[0] - before).max() > 1e-3
+
+
 @scenario("keras_3")
 def what_keras_3_alone_has_is_refused(strategy, folder):
     optimizers = keras.optimizers

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError, OptionError
-from tfdist.keras.steps import made_once, training_as_compiled
+from tfdist.keras.steps import trained_by, training_as_compiled
 from tfdist.records.clients.collection import Clients
 from tfdist.strategies.federated.feed import ClientFeed
 from tfdist.strategies.federated.model import check_model
@@ -79,7 +79,7 @@ class FederatedFit:
         """Returns what is put on the Keras model."""
         round_ = self._run_round  # One object: it is remembered which steps have been traced.
         return Engine(
-            programs={"make_train_function": made_once(self._model, "train", lambda: round_)},
+            programs=trained_by(self._model, round_),
             loops={"train_on_batch": refuse_one_batch},
             around=((("fit",), self._over_clients),),
             saving=self._server.saving(),

@@ -153,7 +153,7 @@ class Server:
                 "a table that clients train must have an optimizer that adds up the gradients of "
                 "equal look-ups, as with Keras 3 SGD alone does",
                 received=f"'{step.looked_up[0]}' and {type(optimizer).__name__}",
-                mend="Use SGD, or Keras 2 (TF_USE_LEGACY_KERAS=1)",
+                mend="Use SGD, or import tf_keras in place of keras",
             )
         clips = clips_by_norm(optimizer) or limit_of_values(optimizer) is not None
         # Other algorithms have refused what clips at all.

@@ -12,6 +12,7 @@ from tfdist import keras
 from tfdist.errors import ModelError
 from tfdist.keras.layers import layers_in, variables_in
 from tfdist.keras.optimizers import key_of, without_decay
+from tfdist.keras.tensors import raw
 from tfdist.training.model.refusals import (
     ELEMENTWISE_NAMES,
     is_elementwise,
@@ -63,7 +64,7 @@ def refuse_model(model: tf.keras.Model) -> None:
     waits = keras.optimizers.asks_whether_to_update(optimizer)
     if waits is not None:
         raise ModelError(
-            "an optimizer of Keras 3 on parameter servers must update in each step",
+            "an optimizer of Keras 3 on parameter servers must do the same in each step",
             received=f"{name} with {waits}={getattr(optimizer, waits)}",
             mend="Leave it out, or use strategy 'single'",
         )
@@ -145,7 +146,9 @@ def refuse_on_shards(model: tf.keras.Model, divided: Sequence[tf.Variable]) -> N
             received="exclude_from_weight_decay(var_list=...)",
             mend=f"Give var_names instead, or: {_WHOLE}",
         )
-    for layer in layers_in(model):
+    for layer in reversed(
+        layers_in(model)
+    ):  # The inner ones first: a model has the weights of all.
         for kind, rule in _rules_of(layer, divided):
             raise ModelError(
                 f"a {kind} of weights that are divided among parameter servers must be one of "
@@ -161,9 +164,17 @@ def _rules_of(layer: Any, divided: Sequence[tf.Variable]) -> list[tuple[str, Any
     if not any(id(variable) in ids for variable in variables_in(layer)):
         return []
     given = {name: value for name, value in vars(layer).items() if callable(value)}
-    return [
+    found = [
         (kind, value)
-        for kind, known in _RIGHT_ON_SHARDS.items()
+        for kind in _RIGHT_ON_SHARDS
         for name, value in given.items()
-        if name.endswith(f"_{kind}") and name != "activity_regularizer" and type(value) not in known
+        if name.endswith(f"_{kind}") and name != "activity_regularizer"
+    ]
+    # Keras 3 tells of each weight those that a layer gives it where it is made.
+    weights = [weight for weight in layer.weights if id(raw(weight)) in ids]
+    found += [(kind, getattr(one, kind, None)) for kind in _RIGHT_ON_SHARDS for one in weights]
+    return [
+        (kind, rule)
+        for kind, rule in found
+        if rule is not None and type(rule) not in _RIGHT_ON_SHARDS[kind]
     ]

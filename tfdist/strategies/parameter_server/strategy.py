@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist import topology
+from tfdist.compat import uses_keras_3
 from tfdist.errors import DataError, OptionError
 from tfdist.strategies.base import DataOptions, ModelOrFn, Strategy, called, made_here
 from tfdist.topology import Topology
@@ -155,6 +156,7 @@ class ParameterServer(Strategy):
         from tfdist.strategies.parameter_server.steps import AsynchronousSteps, Servers
         from tfdist.strategies.parameter_server.twin import Twin
         from tfdist.training.engine.binding import Binding
+        from tfdist.training.model.lookup_vocabularies import take_adapted
         from tfdist.training.model.precision import check_follows, policy
         from tfdist.training.model.stateful_rnn import refuse_stateful
 
@@ -172,6 +174,8 @@ class ParameterServer(Strategy):
             whole_in_mixed_precision(),
         ):
             twin = tf.keras.models.clone_model(model) if is_made else called(model_fn)
+            if is_made and uses_keras_3():
+                take_adapted(twin, model)  # It makes variables for them.
         steps = AsynchronousSteps(
             model,
             Twin(model, twin, cluster.engine, is_compiled=not is_made),

@@ -168,7 +168,7 @@ class Twin:
                 "a model of strategy 'parameter_server' must be compiled with what Keras can copy, "
                 "for a second model on the parameter servers",
                 received=f"model '{model.name}': {first_line(error)}",
-                mend="Compile it in model_fn, and build it anew",
+                mend="Compile it in model_fn, without optimizer.build, and build it anew",
             ) from error
         pairs = _paired(variables_in(model), variables_in(twin))
         parts = [(whole, part) for whole, of_servers in pairs for part in of_servers]

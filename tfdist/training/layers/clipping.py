@@ -46,7 +46,7 @@ def not_added_up(option: str, table: str, optimizer: Any) -> ModelError:
         f"a table whose slots are divided ({option}) must have an optimizer that adds up the "
         "gradients of equal look-ups, as with Keras 3 SGD alone does",
         received=f"'{table}' and {type(optimizer).__name__}",
-        mend="Use SGD, or Keras 2 (TF_USE_LEGACY_KERAS=1), or leave the option out",
+        mend="Use SGD, or import tf_keras in place of keras, or leave the option out",
     )
 
 

@@ -30,7 +30,8 @@ def follow_variables(model: tf.keras.Model) -> None:
     """Makes the constants anew of variables that were restored, or came from the chief."""
     for layer in layers_in(model):
         has_constants = isinstance(layer, _BY_VARIABLES) or hasattr(layer, _IDF)
-        if not has_constants or not layer.non_trainable_weights:
+        # Keras 3 counts no weights of words among those of the layer.
+        if not has_constants or not (layer.non_trainable_weights or hasattr(layer, _IDF)):
             continue
         before = _constants(layer)
         layer.finalize_state()
