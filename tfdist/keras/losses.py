@@ -52,7 +52,8 @@ def compiled_loss_of(model: tf.keras.Model, part: Any) -> Callable[..., tf.Tenso
             assert compiled.built  # Else it would make those metrics now.
             counting = [_CountingParts(metric, part) for metric in compiled._metrics]
             with replaced(compiled, _metrics=counting):
-                losses = [compiled(y, y_pred, sample_weight)]
+                own = compiled(y, y_pred, sample_weight)
+            losses = losses if own is None else [own]
         return tf.add_n(
             [*losses, *(tf.cast(loss, losses[0].dtype) for loss in regularization_losses)]
         )
