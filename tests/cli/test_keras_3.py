@@ -8,10 +8,8 @@ import zipfile
 import pytest
 
 from tfdist.compat.keras import VARIABLE
-from tfdist.strategies import REGISTRY
 
 pytestmark = pytest.mark.timeout(180)
-_OF_KERAS_2 = [name for name, spec in REGISTRY.items() if not spec.takes_keras_3]
 
 
 @pytest.fixture
@@ -45,32 +43,6 @@ def test_a_training_is_resumed(run, shards, model_file, tmp_path, options, repli
     done = run("train", *where, *how, "--epochs", 4, "--resume", **{VARIABLE: "1"})
     assert done.returncode == 2
     assert "must be resumed by the model that wrote it" in done.stderr
-
-
-def _one_line(done) -> str:
-    assert done.returncode == 2, done.stdout
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert "Import tf_keras in place of keras" in done.stderr
-    return done.stderr
-
-
-@pytest.mark.parametrize("strategy", _OF_KERAS_2)
-def test_other_strategies_are_refused_before_they_begin(run, strategy, model_file, tmp_path):
-    where = ("--model", f"{model_file}:mlp", "--data", "nowhere", "--output", tmp_path / "run")
-    told = _one_line(run("train", *where, "--strategy", strategy))
-    assert f"strategy '{strategy}' must have models of Keras 2" in told
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    "verb",
-    [
-        ("launch", "--strategy", "mesh", "--", "nothing"),
-    ],
-)
-def test_other_verbs_are_refused_before_they_begin(run, verb):
-    assert "must have models of Keras 2" in _one_line(run(*verb))
 
 
 def test_another_backend_is_refused(run):

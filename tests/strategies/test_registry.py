@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 import tfdist
-from tfdist.errors import OptionError
+from tfdist.compat.keras import VARIABLE
+from tfdist.errors import EngineMissingError, OptionError
 from tfdist.strategies import (
     REGISTRY,
     Spec,
+    check_takes_keras,
     known_options,
     parse_options,
     register,
@@ -27,6 +30,16 @@ def test_registered_names_are_the_names_of_their_classes(name):
     assert cls.name == name
     assert isinstance(tfdist.strategy(name), cls)
     assert set(known_options(name)) >= {"lr_scaling", "warmup_epochs"}
+
+
+def test_a_strategy_of_keras_2_alone_refuses_keras_3(monkeypatch):
+    monkeypatch.setitem(REGISTRY, "single", replace(REGISTRY["single"], takes_keras_3=False))
+    monkeypatch.setenv(VARIABLE, "0")
+    with pytest.raises(
+        EngineMissingError,
+        match=r"strategy 'single' must have models of Keras 2, .* or use one of mirrored",
+    ):
+        check_takes_keras("single")
 
 
 def test_an_unknown_strategy_lists_the_known():

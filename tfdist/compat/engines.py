@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -64,6 +65,8 @@ def import_mesh_tensorflow() -> ModuleType:
         tensor_conversion_registry.register_tensor_conversion_function
     )
     tf.compat.v1.estimator = tf.compat.v1.train
+    # With Keras 3 what is imported by this name is another module.
+    importlib.import_module("tensorflow.compat.v1").estimator = tf.compat.v1.train
     import mesh_tensorflow
 
     return mesh_tensorflow

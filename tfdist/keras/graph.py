@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -43,7 +43,7 @@ class _Node(NamedTuple):
 
     layer: Any
     keras_inputs: list[Any]
-    outputs: list[Any]
+    outputs: Any
     call_args: tuple[Any, ...]
     call_kwargs: dict[str, Any]
 
@@ -56,14 +56,19 @@ def _graph_in(model: tf.keras.Model) -> Any:
 def nodes_of(model: tf.keras.Model) -> list[Any]:
     """Returns the calls of layers in the graph of ``model``, in an order in which they can run.
 
-    A node has ``layer``, ``outputs``, ``keras_inputs``, ``call_args`` and ``call_kwargs``, and in
-    Keras 2 ``map_arguments``.
+    A node has ``layer``, ``outputs``, ``keras_inputs``, ``call_args`` and ``call_kwargs``.
     """
     nodes = _raw_nodes_of(model)
     if not IS_KERAS_3:
         return nodes
     return [
-        _Node(n.operation, n.input_tensors, n.outputs, n.arguments.args, n.arguments.kwargs)
+        _Node(
+            n.operation,
+            n.input_tensors,
+            n.outputs[0] if len(n.outputs) == 1 else n.outputs,
+            n.arguments.args,
+            n.arguments.kwargs,
+        )
         for n in nodes
     ]
 
@@ -114,9 +119,15 @@ def _maker(tensor: Any) -> Any:
     return layer._inbound_nodes[history.node_index]
 
 
-def num_readers(model: tf.keras.Model, symbol: Any) -> int:
-    """Returns how often the graph of ``model`` reads a symbolic tensor, its outputs included."""
-    return model._tensor_usage_count[str(id(symbol))]
+def arguments_of_call(node: Any, values: dict[int, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns the arguments of a call in a graph, and those given by name.
+
+    Args:
+        values: id of a symbolic tensor -> what stands in its place.
+    """
+    return tf.nest.map_structure(
+        lambda value: values.get(id(value), value), (list(node.call_args), dict(node.call_kwargs))
+    )
 
 
 def nested_inputs(model: tf.keras.Model) -> Any:
@@ -135,23 +146,44 @@ def nested_outputs(model: tf.keras.Model) -> Any:
 
 def flat_inputs(model: tf.keras.Model, x: Any) -> list[Any]:
     """Returns ``x``, in any structure that the model takes, in the order of ``model.inputs``."""
+    if IS_KERAS_3:
+        return [x[n] for n in input_names(model)] if isinstance(x, dict) else tf.nest.flatten(x)
     return list(tf.nest.flatten(model._flatten_to_reference_inputs(x)))
 
 
 def conformed_inputs(model: tf.keras.Model, x: Any) -> list[tf.Tensor]:
     """Returns ``x`` flat, cast and reshaped as Keras does before it calls the layers."""
+    if IS_KERAS_3:
+        return list(_graph_in(model)._standardize_inputs(x))
     pairs = zip(flat_inputs(model, x), model.inputs, strict=True)
     return [model._conform_to_reference_input(tensor, symbol) for tensor, symbol in pairs]
 
 
 def is_operator(layer: Any) -> bool:
     """Whether ``layer`` stands for an operation that a user wrote on symbolic tensors."""
+    if IS_KERAS_3:
+        return not isinstance(layer, tf.keras.layers.Layer)
     kinds = keras_source("layers.core.tf_op_layer")
     return isinstance(layer, (kinds.TFOpLambda, kinds.SlicingOpLambda))
 
 
+def operation_of(layer: Any) -> tuple[str, Callable[..., Any], dict[str, Any]]:
+    """Returns the name of that operation, its function, and settings that this does not take.
+
+    Those of Keras 3 are named by their classes: "Mean", with the axis for a setting. One that is
+    not Keras' own has no name.
+    """
+    if not IS_KERAS_3:
+        return layer.symbol, layer.function, {}
+    kind = type(layer)
+    name = kind.__name__ if kind.__module__.startswith("keras.src.ops.") else ""
+    return name, layer.call, dict(vars(layer))
+
+
 def is_slicing(layer: Any) -> bool:
     """Whether that operation is a slice, as ``x[:, 0]``."""
+    if IS_KERAS_3:
+        return operation_of(layer)[0] == "GetItem"
     return isinstance(layer, keras_source("layers.core.tf_op_layer").SlicingOpLambda)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdist.keras.tensors import all_raw, raw, shards_of
+from tfdist.keras.tensors import all_raw, is_variable, raw, shards_of
 from tfdist.keras.version import IS_KERAS_3
 
 #: Whether a layer's variable can say how replicas share it.
@@ -31,6 +31,11 @@ def called_in(model: tf.keras.Model) -> list[Any]:
     layers = layers_in(model)
     between = [item for layer in layers for item in getattr(layer, "operations", ())]
     return list({id(item): item for item in (*layers, *between)}.values())
+
+
+def weights_in(layer: tf.keras.layers.Layer) -> list[Any]:
+    """Returns the weights of ``layer`` that are variables, as its attributes have them."""
+    return [weight for weight in layer.weights if is_variable(weight)]
 
 
 def variables_in(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
@@ -182,9 +187,24 @@ def is_built(model: tf.keras.Model) -> bool:
     return bool(inner) and all(layer.built for layer in inner)
 
 
+def sizes_after_all(layer: Any, sizes: Sequence[int]) -> list[list[int]]:
+    """Returns the sizes of a row of each output that ``layer`` makes of rows of ``sizes``."""
+    shape = (None, *sizes)
+    given = layer.compute_output_shape(shape if IS_KERAS_3 else tf.TensorShape(shape))
+    kinds = (tuple, list)
+    several = isinstance(given, kinds) and isinstance(given[0], (tf.TensorShape, *kinds))
+    return [list(tf.TensorShape(shape))[1:] for shape in (given if several else [given])]
+
+
+def sizes_after(layer: Any, sizes: Sequence[int]) -> list[int]:
+    """Returns the sizes of a row of what ``layer`` makes of rows of ``sizes``."""
+    [made] = sizes_after_all(layer, sizes)
+    return made
+
+
 def takes_mask(layer: Any) -> bool:
     """Whether Keras hands the mask of its input to the ``call`` of ``layer``."""
-    return layer._expects_mask_arg
+    return layer._call_has_mask_arg if IS_KERAS_3 else layer._expects_mask_arg
 
 
 def makes_mask(layer: Any) -> bool | None:
@@ -215,12 +235,37 @@ def overwritten_weights(model: tf.keras.Model) -> list[str]:
 
 def casts_inputs(layer: tf.keras.layers.Layer) -> bool:
     """Whether ``layer`` casts floating inputs to its compute dtype."""
-    return layer._autocast
+    return layer.autocast if IS_KERAS_3 else layer._autocast
 
 
 def num_added_losses(layer: tf.keras.layers.Layer) -> int:
     """Returns how many losses ``layer`` itself adds, those of regularizers included."""
     return len(layer._get_regularization_losses() if IS_KERAS_3 else layer._callable_losses)
+
+
+def regularized_in(model: tf.keras.Model) -> list[tuple[Any, Any]]:
+    """Returns the weights of ``model`` that have regularizers, and these."""
+    if IS_KERAS_3:
+        return [(v, v.regularizer) for v in model.trainable_weights if v.regularizer is not None]
+    found = []
+    for layer in layers_in(model)[1:]:
+        for name in dir(layer):
+            if not name.endswith("_regularizer") or name == "activity_regularizer":
+                continue
+            regularizer = getattr(layer, name)
+            stem = name.removesuffix("_regularizer")  # Of "recurrent" the weight is a kernel.
+            weights = (getattr(layer, weight, None) for weight in (stem, f"{stem}_kernel"))
+            variable = next((w for w in weights if isinstance(w, tf.Variable)), None)
+            if regularizer is not None and variable is not None:
+                found.append((variable, regularizer))
+    return found
+
+
+def num_weight_losses(model: tf.keras.Model) -> int:
+    """Returns how many losses layers of ``model`` add for weights, or otherwise in Keras 2."""
+    if IS_KERAS_3:
+        return len(regularized_in(model))
+    return sum(map(num_added_losses, layers_in(model)))
 
 
 def weight_losses(layer: tf.keras.layers.Layer, told: set[int]) -> list[tf.Tensor]:
@@ -245,7 +290,7 @@ def merged(layer: tf.keras.layers.Layer, inputs: list[tf.Tensor]) -> tf.Tensor:
 
 def causal_padding(layer: tf.keras.layers.Layer, x: tf.Tensor) -> list[list[int]]:
     """Returns what a Conv1D with ``padding="causal"`` gives to ``tf.pad`` before it convolves."""
-    return layer._compute_causal_padding(x)
+    return layer._compute_causal_padding(*(() if IS_KERAS_3 else (x,)))
 
 
 class Attention(NamedTuple):
@@ -259,6 +304,8 @@ class Attention(NamedTuple):
         use_bias: whether these layers have biases.
         dropout: rate at which attention is dropped.
         axes: of the input that attention is over; None for all between batch and features.
+        more: what else it does in Keras 3, by its option.
+        ends_masks: whether it takes the masks off its inputs, for what reads them later.
     """
 
     projections: tuple[Any, Any, Any]
@@ -268,6 +315,8 @@ class Attention(NamedTuple):
     use_bias: bool
     dropout: float
     axes: tuple[int, ...] | None
+    more: str | None
+    ends_masks: bool
 
 
 def attention_of(layer: tf.keras.layers.MultiHeadAttention) -> Attention:
@@ -280,7 +329,24 @@ def attention_of(layer: tf.keras.layers.MultiHeadAttention) -> Attention:
         use_bias=layer._use_bias,
         dropout=layer._dropout,
         axes=layer._attention_axes,
+        more=next(
+            (n for n in ("use_gate", "sliding_window") if getattr(layer, f"_{n}", None)), None
+        ),
+        ends_masks=IS_KERAS_3,
     )
+
+
+def depthwise_kernel_of(layer: tf.keras.layers.DepthwiseConv2D) -> Any:
+    """Returns the kernel of ``layer``: [height, width, channels, multiplier]."""
+    return layer.kernel if IS_KERAS_3 else layer.depthwise_kernel
+
+
+def changed_kernel(layer: Any) -> str | None:
+    """Returns what has put something else in the place of a kernel, in Keras 3; None: nothing."""
+    if getattr(layer, "lora_enabled", False):
+        return "LoRA"
+    mode = getattr(layer, "quantization_mode", None)
+    return f"quantization ({mode})" if mode else None
 
 
 def keeps_unbiased_variance(layer: tf.keras.layers.BatchNormalization) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +33,32 @@ def compiled_losses(model: tf.keras.Model) -> Any:
 def compiled_loss(model: tf.keras.Model) -> Any:
     """Returns what computes the compiled losses of ``model``; None without (Keras 3)."""
     return model._compile_loss if IS_KERAS_3 else model.compiled_loss
+
+
+def compiled_loss_of(model: tf.keras.Model, part: Any) -> Callable[..., tf.Tensor]:
+    """Returns what computes the compiled losses of ``model`` as Keras 2 does, with those that
+    layers add; and counts each in the metric that it is shown by, of several.
+
+    Args:
+        part: of a global batch that the rows are, as which Keras 3 is to count such a loss.
+    """
+    if not IS_KERAS_3:
+        return model.compiled_loss
+    compiled = model._compile_loss
+
+    def loss(y: Any, y_pred: Any, sample_weight: Any, *, regularization_losses: list[Any]) -> Any:
+        losses = [tf.zeros([])]
+        if compiled is not None:
+            assert compiled.built  # Else it would make those metrics now.
+            counting = [_CountingParts(metric, part) for metric in compiled._metrics]
+            with replaced(compiled, _metrics=counting):
+                own = compiled(y, y_pred, sample_weight)
+            losses = losses if own is None else [own]
+        return tf.add_n(
+            [*losses, *(tf.cast(loss, losses[0].dtype) for loss in regularization_losses)]
+        )
+
+    return loss
 
 
 def compilation_of(model: tf.keras.Model) -> Any:
@@ -172,6 +199,13 @@ class _Counting(NamedTuple):
         )
 
 
+class _CountingParts(_Counting):
+    """The same where Keras knows the rows of each batch, which as a rule it does not."""
+
+    def update_state(self, value: Any, sample_weight: Any = None) -> Any:
+        return self.metric.update_state(value, self.part)
+
+
 def function_of(part: Any) -> Any:
     """Returns the function that a loss or metric was made from, itself without one.
 
@@ -235,12 +269,27 @@ def build_loss(model: tf.keras.Model, y_pred: Any) -> None:
 
 
 def have_loss(model: tf.keras.Model, y: Any, y_pred: Any) -> list[bool]:
-    """Whether each output, of a model of Keras 2, has a loss and labels for it."""
+    """Whether each output has a loss and labels for it."""
+    if IS_KERAS_3:
+        return _have_loss(model._compile_loss, y, y_pred)
     build_loss(model, y_pred)
     compiled = model.compiled_loss
     labels = tf.nest.flatten(compiled._conform_to_outputs(y_pred, y))
     pairs = itertools.zip_longest(compiled._losses, labels[: len(compiled._losses)])
     return [loss is not None and label is not None for loss, label in pairs]
+
+
+def _have_loss(compiled: Any, y: Any, y_pred: Any) -> list[bool]:
+    outputs = range(len(tf.nest.flatten(y_pred)))
+    if compiled is None:
+        return [False for _ in outputs]
+    if not compiled.built:
+        compiled.build(y, y_pred)
+    numbers = tf.nest.pack_sequence_as(compiled._y_pred_build_structure, list(outputs))
+    with_loss = [
+        functools.reduce(operator.getitem, each.path, numbers) for each in compiled._flat_losses
+    ]
+    return [number in tf.nest.flatten(with_loss) for number in outputs]
 
 
 def labels_without_weights(y: Any, weights: Any) -> list[str]:

@@ -93,6 +93,14 @@ def build(optimizer: Any, variables: Sequence[Any]) -> None:
         optimizer.build(variables)
 
 
+def build_around(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Makes what a loss scale of Keras 3 has for itself; the optimizer within is built."""
+    inner = inner_of(optimizer)
+    if IS_KERAS_3 and inner is not optimizer:
+        with replaced(inner, build=lambda _: None):
+            optimizer.build(variables)
+
+
 def has_values(optimizer: Any) -> bool:
     """Whether slots of ``optimizer`` have values, or get those of a checkpoint when it is built.
 
@@ -326,6 +334,13 @@ def key_of(optimizer: Any, variable: tf.Variable) -> str:
 def without_decay(optimizer: Any) -> list[str]:
     """Returns the keys of the variables that do not decay: the optimizer's own list, if any."""
     return getattr(optimizer, "_exclude_from_weight_decay", None) or []
+
+
+def leave_out_of_decay(optimizer: Any, keys: Sequence[str]) -> None:
+    """Adds keys of variables to the optimizer's own list of those that do not decay."""
+    if keys:
+        kept = optimizer._exclude_from_weight_decay
+        optimizer._exclude_from_weight_decay = type(kept)([*kept, *keys])
 
 
 def decay_of(optimizer: Any, variable: tf.Variable) -> float | None:

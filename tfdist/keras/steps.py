@@ -23,8 +23,12 @@ CAN_BE_BUILT_LATE = not IS_KERAS_3
 
 
 def count_step(model: tf.keras.Model, kind: str) -> None:
-    """Counts a step as Keras' own do, for callbacks that ask; ``kind``: train, test or predict."""
-    getattr(model, f"_{kind}_counter").assign_add(1)
+    """Counts a step as Keras' own do, for callbacks that ask; ``kind``: train, test or predict.
+
+    Keras 3 has no counts.
+    """
+    if not IS_KERAS_3:
+        getattr(model, f"_{kind}_counter").assign_add(1)
 
 
 def steps_per_execution(model: tf.keras.Model) -> int:
@@ -32,6 +36,16 @@ def steps_per_execution(model: tf.keras.Model) -> int:
     steps = model.steps_per_execution if IS_KERAS_3 else model._steps_per_execution
     with tf.init_scope():  # Of several workers it is a variable that is no int.
         return 1 if steps is None else int(tf.convert_to_tensor(steps))
+
+
+def batches_of_execution(model: tf.keras.Model, kind: str, given: Any) -> tuple[int, Iterator[Any]]:
+    """Returns how many steps an execution has that Keras' loop gives ``given``, and their batches.
+
+    Keras 3 gives a list of them to a prediction, and, as Keras 2, an iterator to all others.
+    """
+    if IS_KERAS_3 and kind == "predict":
+        return len(given), iter(given)
+    return steps_per_execution(model), given
 
 
 def check_executions(model: tf.keras.Model, steps: int) -> None:

@@ -11,6 +11,9 @@ import tensorflow as tf
 from tfdist.compat import keras_source
 from tfdist.keras.version import IS_KERAS_3
 
+#: Whether a table is cast as a whole before its rows are looked up: then its gradient is dense.
+CASTS_TABLES = IS_KERAS_3
+
 
 def mask_of(tensor: Any) -> tf.Tensor | None:
     """Returns the mask that Keras has attached to ``tensor``, None where there is none.
@@ -34,7 +37,9 @@ def with_mask(tensor: Any, mask: tf.Tensor | None) -> Any:
 
 
 def casts(variable: Any) -> bool:
-    """Whether mixed precision has wrapped ``variable`` into one that casts when it is read."""
+    """Whether ``variable`` is read in the precision of the layer that reads it."""
+    if IS_KERAS_3:
+        return variable._autocast and tf.as_dtype(variable.dtype).is_floating
     return isinstance(variable, keras_source("mixed_precision.autocast_variable").AutoCastVariable)
 
 
@@ -59,6 +64,11 @@ def raw(variable: Any) -> tf.Variable:
 def all_raw(variables: Iterable[Any]) -> list[tf.Variable]:
     """Returns the variables of TensorFlow in ``variables``; see ``raw``."""
     return [raw(variable) for variable in variables]
+
+
+def is_variable(value: Any) -> bool:
+    """Whether ``value`` is a variable of TensorFlow, or Keras 3 has wrapped one into it."""
+    return isinstance(raw(value), tf.Variable)
 
 
 def shards_of(variable: Any) -> list[tf.Variable]:

@@ -19,6 +19,7 @@ SPEC = Spec(
     summary="batches and weights divided over a mesh of devices (Mesh-TensorFlow); in one process, "
     "or on each rank of horovod or multi_worker",
     divides_model=True,
+    takes_keras_3=True,
     engine="mesh-tensorflow",
     example={"batch": 1, "model": 2},
 )

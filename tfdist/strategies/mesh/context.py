@@ -7,11 +7,13 @@ An activation is a Mesh-TensorFlow tensor [batch, ...]. Its first dimension lies
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist import keras
 from tfdist.keras.layers import replaced
 from tfdist.keras.tensors import casts
 from tfdist.strategies.mesh.layout import Axes, Layout
@@ -64,8 +66,9 @@ class Context:
         self.compute_dtype: tf.DType | None = None
         #: tensor on the mesh -> the mask that Keras would attach to it, bool [batch, ...].
         self.masks: dict[Any, Any] = {}
-        #: weight id -> what was looked up in it, for weights that are only looked up.
-        self.look_ups: dict[int, list[Any]] = {}
+        #: weight id -> what was looked up in it, and how often it was used at all.
+        self._look_ups: dict[int, list[Any]] = {}
+        self._num_uses: Counter[int] = Counter()
         self.batch = mtf.Dimension(BATCH, num_rows + padded_rows)
         self._padded_rows = padded_rows
         self._read = read
@@ -134,14 +137,25 @@ class Context:
                 for size, axis in zip(variable.shape, axes, strict=True)
             ]
 
+        self._num_uses[id(variable)] += 1
         if id(variable) not in self.weights:
             self.weights[id(variable)] = self._read(variable, dims(settled))
         tensor = self._read_as(self.dtype_of(variable), variable)
         return tensor if settled == axes else mtf.reshape(tensor, mtf.Shape(dims(axes)))
 
+    def looked_up(self, table: Any, found: Any) -> None:
+        """Notes what was looked up in a weight."""
+        self._look_ups.setdefault(id(table), []).append(found)
+
+    @property
+    def look_ups(self) -> dict[int, list[Any]]:
+        """weight id -> what was looked up in it, of weights that are only looked up."""
+        uses = self._num_uses
+        return {key: found for key, found in self._look_ups.items() if uses[key] == len(found)}
+
     def dtype_of(self, variable: Any) -> tf.DType:
         """Returns what the layer that is being converted reads a weight in."""
-        return self.compute_dtype if casts(variable) else variable.dtype
+        return self.compute_dtype if casts(variable) else tf.as_dtype(variable.dtype)
 
     def _read_as(self, dtype: tf.DType, variable: Any) -> Any:
         key = (id(variable), dtype)
@@ -204,7 +218,7 @@ class Context:
             fn,
             inputs,
             mtf.Shape(list(dims)),
-            dtype or inputs[0].dtype,
+            tf.as_dtype(dtype or inputs[0].dtype),
             name=name,
             partial_over=[axis for axis in partial_over if axis == BATCH or self.model > 1],
             slice_number_of=None if slice_number_of is None else mtf.Shape(list(slice_number_of)),
@@ -255,4 +269,4 @@ def sizes_of_row(x: Any) -> list[int]:
 
 def sizes_after(layer: Any, x: Any) -> list[int]:
     """Returns the sizes of a row of what a layer makes of ``x``."""
-    return list(layer.compute_output_shape(tf.TensorShape([None, *sizes_of_row(x)])))[1:]
+    return keras.layers.sizes_after(layer, sizes_of_row(x))

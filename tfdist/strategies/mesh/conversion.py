@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist import keras
 from tfdist.compat import is_keras
 from tfdist.keras.layers import layers_in
+from tfdist.keras.tensors import is_variable
 from tfdist.strategies.mesh import masks
 from tfdist.strategies.mesh.context import Context, has_batch, last_is_split, sizes_of_row
 from tfdist.strategies.mesh.operations import mtf, without_log
@@ -25,8 +26,17 @@ from tfdist.training.layers.randomness import drawing_layers, unseeded
 _TRACES = "_tfdist_mesh_traces"
 
 
-def convert(model: tf.keras.Model, context: Context, inputs: list[Any]) -> list[Any]:
+def convert(
+    model: tf.keras.Model,
+    context: Context,
+    inputs: list[Any],
+    *,
+    fixes_training: bool = keras.graph.CAN_FIX_TRAINING,
+) -> list[Any]:
     """Returns the outputs of ``model`` on the mesh, flat, for flat ``inputs`` on the mesh.
+
+    Args:
+        fixes_training: whether a call with ``training=False`` is one in inference.
 
     Raises:
         UnsupportedLayerError: a layer that has no conversion.
@@ -34,19 +44,19 @@ def convert(model: tf.keras.Model, context: Context, inputs: list[Any]) -> list[
     # The traversal of Keras' own Functional._run_internal_graph.
     if not keras.graph.has_graph(model):
         raise _without_graph(model)
-    values: dict[str, list[Any]] = {}
+    values: dict[int, Any] = {}
 
     def put(symbols: Any, results: Any) -> None:
         symbols, results = tf.nest.flatten(symbols), tf.nest.flatten(results)
         assert len(symbols) == len(results), (symbols, results)
         for symbol, result in zip(symbols, results, strict=True):
-            values[str(id(symbol))] = [result] * keras.graph.num_readers(model, symbol)
+            values[id(symbol)] = result
 
     put(model.inputs, inputs)
     for node in keras.graph.nodes_of(model):
-        arguments, options = node.map_arguments(values)
-        put(node.outputs, _call(context, node, arguments, options))
-    return [values[str(id(symbol))].pop() for symbol in tf.nest.flatten(model.outputs)]
+        arguments, options = keras.graph.arguments_of_call(node, values)
+        put(node.outputs, _call(context, node, arguments, options, fixes_training=fixes_training))
+    return [values[id(symbol)] for symbol in tf.nest.flatten(model.outputs)]
 
 
 def _without_graph(model: tf.keras.Model) -> UnsupportedLayerError:
@@ -58,13 +68,17 @@ def _without_graph(model: tf.keras.Model) -> UnsupportedLayerError:
     )
 
 
-def _call(context: Context, node: Any, arguments: Any, options: dict[str, Any]) -> Any:
+def _call(
+    context: Context, node: Any, arguments: Any, options: dict[str, Any], *, fixes_training: bool
+) -> Any:
     layer = node.layer
     if keras.graph.is_operator(layer):
         return convert_operator(context, layer, node, arguments, options)
     arguments, options, mask = masks.apart(layer, arguments, options)
     options = {name: value for name, value in options.items() if value is not None}
     training = options.pop("training", None)
+    if not fixes_training:
+        training = None
     given = arguments
     before = context.training
     if training and not context.training and _is_other_in_training(layer):
@@ -119,6 +133,8 @@ def _call_layer(
         inner = layers_in(layer)[1:]
         if any(getattr(part, "activity_regularizer", None) is not None for part in inner):
             raise UnsupportedLayerError(layer, "a layer inside of it has an activity regularizer")
+        if changed := next(filter(None, map(keras.layers.changed_kernel, layers_in(layer))), None):
+            raise UnsupportedLayerError(layer, f"it has {changed}")
         arguments = tf.nest.map_structure(lambda x: _on_mesh(context, layer, x), arguments)
         return rule(context, layer, *arguments, **options)
     if has_graph:
@@ -172,7 +188,8 @@ def _call_composite(context: Context, layer: Any, arguments: Any, options: dict[
     model, constants = _trace(context, layer, arguments, options)
     weights = [context.weight(variable) for variable in _own_weights(layer).values()]
     constants = [context.constant(value) for value in constants]
-    outputs = convert(model, context, [*tensors, *weights, *constants])
+    inputs = [*tensors, *weights, *constants]
+    outputs = convert(model, context, inputs, fixes_training=True)  # As its call runs there.
     return tf.nest.pack_sequence_as(keras.graph.nested_outputs(model), outputs)
 
 
@@ -208,7 +225,7 @@ def _own_layers(layer: Any) -> dict[str, Any]:
 
 def _own_weights(layer: Any) -> dict[str, tf.Variable]:
     """Returns the weights that are attributes of the layer itself: name -> weight."""
-    return {name: v for name, v in vars(layer).items() if isinstance(v, tf.Variable)}
+    return {name: v for name, v in vars(layer).items() if is_variable(v)}
 
 
 def _refuse_added(layer: Any) -> Callable:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfdist import keras
 from tfdist.errors import OptionError, unknown_choice
 
 #: Fewer columns than this on a device cost more to bring together than they save.
@@ -124,7 +125,7 @@ class Layout:
 
 def path_of(variable: Any) -> str:
     """Returns the path of a weight, such as "dense_1/kernel"."""
-    return variable.name.partition(":")[0]
+    return keras.tensors.path_of(variable).partition(":")[0]
 
 
 def _checked(pattern: str, axes: Any) -> Axes:

@@ -210,7 +210,7 @@ class MeshModel:
                 )
             optimizer = self.model.optimizer
             # On one device there are no slots before the first step: Keras leaves out the file's.
-            has_slots = self.state.came_built or int(optimizer.iterations)
+            has_slots = self.state.came_built or int(keras.optimizers.steps_of(optimizer))
             is_new = name.endswith((".weights.h5", ".keras")) and not has_slots
             if holds_slots and not is_new:
                 with self.restored():
@@ -273,12 +273,19 @@ class MeshModel:
     def _train(self, batch: Any) -> Any:
         self.host.to_slices()
         try:
-            return self.steps.train(*true_labels(batch, self._ranks))
+            return self.steps.train(*self._taken(batch))
         finally:
             self.host.fall_behind()
 
     def _test(self, batch: Any) -> Any:
-        return self.steps.test(*true_labels(batch, self._ranks))
+        return self.steps.test(*self._taken(batch))
+
+    def _taken(self, batch: Any) -> tuple[Any, Any, Any, Any]:
+        x, y, weight, told = true_labels(batch, self._ranks)
+        if not self.steps.are_built:
+            self.steps.are_built = True
+            keras.steps.build_all(self.model, (x, y, weight))
+        return x, y, weight, told
 
     def _predict(self, batch: Any) -> Any:
         x, _, _, told = true_labels(batch, self._ranks)
@@ -291,11 +298,12 @@ class MeshModel:
         """Returns what Keras makes its function of ``name`` by: several steps in an execution."""
 
         def make(force: bool = False) -> Callable:
-            def run(iterator: Any) -> Any:
+            def run(given: Any) -> Any:
                 made = []
-                for _ in range(keras.steps.steps_per_execution(self.model)):
+                steps, batches = keras.steps.batches_of_execution(self.model, name, given)
+                for _ in range(steps):
                     # Of a training the last step's alone.
-                    made = [*(made if name == "predict" else ()), step(next(iterator))]
+                    made = [*(made if name == "predict" else ()), step(next(batches))]
                     keras.steps.count_step(self.model, name)
                 if name != "predict" or len(made) == 1:
                     return made[-1]

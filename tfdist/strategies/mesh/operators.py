@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.keras.graph import is_slicing
+from tfdist.keras.graph import is_slicing, operation_of
+from tfdist.keras.tensors import is_variable
 from tfdist.strategies.mesh.context import Context, has_batch, is_split, sizes_of_row
 from tfdist.strategies.mesh.operations import MODEL, mtf
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, refuse_random_numbers
@@ -33,7 +34,25 @@ _ELEMENTWISE = {
     "math.logical_or", "math.logical_not", "__operators__.logical_and",
     "__operators__.logical_or", "__operators__.logical_not",
 }  # fmt: skip
-_REDUCTIONS = {"math.reduce_mean", "math.reduce_sum", "math.reduce_max", "math.reduce_min"}
+#: The operations of Keras 3 -> what they are called here.
+_OF_KERAS_3 = {
+    **{name: f"math.{symbol}" for name, symbol in {
+        "Add": "add", "Subtract": "subtract", "Multiply": "multiply", "Divide": "divide",
+        "TrueDivide": "truediv", "Power": "pow", "Negative": "negative", "Absolute": "abs",
+        "Sqrt": "sqrt", "Rsqrt": "rsqrt", "Square": "square", "Exp": "exp", "Log": "log",
+        "Tanh": "tanh", "Sigmoid": "sigmoid", "Softplus": "softplus", "Maximum": "maximum",
+        "Minimum": "minimum", "Erf": "erf", "Equal": "equal", "NotEqual": "not_equal",
+        "Less": "less", "LessEqual": "less_equal", "Greater": "greater",
+        "GreaterEqual": "greater_equal", "LogicalAnd": "logical_and", "LogicalOr": "logical_or",
+        "LogicalNot": "logical_not", "Mean": "reduce_mean", "Sum": "reduce_sum",
+        "Max": "reduce_max", "Min": "reduce_min", "Any": "reduce_any",
+    }.items()},
+    **{name: f"nn.{name.lower()}" for name in ("Relu", "Gelu", "Elu", "Selu", "Silu", "Relu6")},
+    "LeakyRelu": "nn.leaky_relu", "Softmax": "nn.softmax", "LogSoftmax": "nn.log_softmax",
+    "Cast": "cast", "Concatenate": "concat", "ExpandDims": "expand_dims", "Reshape": "reshape",
+    "Transpose": "transpose", "GetItem": "a slice",
+}  # fmt: skip
+_REDUCTIONS = {f"math.reduce_{name}" for name in ("mean", "sum", "max", "min", "any")}
 _ALONG_AXIS = {"nn.softmax", "nn.log_softmax", "expand_dims"}
 #: What gives each row of the batch its copy of a weight -> the name of its second argument.
 _REPEATS = {"broadcast_to": "shape", "repeat": "repeats", "tile": "multiples"}
@@ -45,7 +64,8 @@ def convert_operator(
     """Returns what the operator gives: a tensor on the mesh, or a constant of constants."""
     flat = tf.nest.flatten((arguments, options))
     on_mesh = [value for value in flat if isinstance(value, mtf.Tensor)]
-    symbol = layer.symbol
+    name, function, settings = operation_of(layer)
+    symbol = _OF_KERAS_3.get(name, name)
     if is_slicing(layer):
         spec = _argument(arguments, options, 1, "slice_spec")
         arguments, options = (arguments[0], _slices(spec)), {}
@@ -53,26 +73,26 @@ def convert_operator(
         refuse_random_numbers(layer)
     if not on_mesh:
         with tf.init_scope():  # Outside of the step's graph, so that its value stays known.
-            return layer.function(*arguments, **options)
+            return function(*arguments, **options)
     if symbol in ("shape", "compat.v1.shape"):
         with tf.init_scope():
             return tf.constant([d.size for d in on_mesh[0].shape.dims], tf.int32)
     if symbol in _ELEMENTWISE:
         return _elementwise(context, layer, node, arguments, options)
     if symbol == "cast":
-        x, dtype = on_mesh[0], tf.as_dtype(_argument(arguments, options, 1, "dtype"))
+        x, dtype = on_mesh[0], tf.as_dtype(_argument(arguments, settings | options, 1, "dtype"))
         return context.cast(x, dtype)
     if symbol in _REPEATS and not has_batch(on_mesh[0]):
         return _for_each_row(context, layer, arguments, options)
     if not all(has_batch(x) for x in on_mesh):
         raise UnsupportedLayerError(layer, f"it is {symbol} of a tensor without a batch (a weight)")
     made = node.outputs.shape if hasattr(node.outputs, "shape") else ()
-    _check_keeps_rows(layer, symbol, arguments, options, on_mesh[0], made)
+    _check_keeps_rows(layer, symbol, arguments, settings | options, on_mesh[0], made)
     if any(_has_rows(value, context.batch.size) for value in flat):
         raise UnsupportedLayerError(layer, "one operand has a row for each record, but is constant")
     if symbol == "reshape":
-        arguments, options = (on_mesh[0], [-1, *node.outputs.shape[1:]]), {}
-    return _each_row(context, layer, node, arguments, options)
+        function, arguments, options = tf.reshape, (on_mesh[0], [-1, *made[1:]]), {}
+    return _each_row(context, layer, function, node, arguments, options)
 
 
 def _elementwise(
@@ -89,7 +109,7 @@ def _elementwise(
     if batches and any(len(x.shape) == rank and x.shape[0] != 1 for x in others):
         raise UnsupportedLayerError(layer, "one operand has a row for each record, but is constant")
     tensors, output = aligned(context, [flat[i] for i in places])
-    run = _on_slices(layer, structure, places)
+    run = _on_slices(operation_of(layer)[1], structure, places)
     return context.local(run, tensors, output, dtype=node.outputs.dtype, name=layer.name)
 
 
@@ -99,13 +119,18 @@ def _has_rows(value: Any, rows: int) -> bool:
 
 
 def _is_operand(value: Any) -> bool:
-    if isinstance(value, (mtf.Tensor, tf.Variable)):
+    if isinstance(value, mtf.Tensor) or is_variable(value):
         return True
     return hasattr(value, "shape") and len(value.shape) > 0
 
 
 def _each_row(
-    context: Context, layer: Any, node: Any, arguments: Any, options: dict[str, Any]
+    context: Context,
+    layer: Any,
+    function: Callable[..., Any],
+    node: Any,
+    arguments: Any,
+    options: dict[str, Any],
 ) -> Any:
     structure = (list(arguments), dict(options))
     flat = tf.nest.flatten(structure)
@@ -115,20 +140,22 @@ def _each_row(
     if not hasattr(symbol, "shape") or None in symbol.shape[1:] or symbol.shape[0] is not None:
         raise UnsupportedLayerError(layer, "it does not give one tensor [batch, ...]")
 
-    run = _on_slices(layer, structure, places)
+    run = _on_slices(function, structure, places)
     output = context.dimensions(list(symbol.shape[1:]))
     return context.local(run, tensors, output, dtype=symbol.dtype, name=layer.name)
 
 
-def _on_slices(layer: Any, structure: Any, places: list[int]) -> Callable[..., tf.Tensor]:
-    """Returns the operator as a function of what stands in ``places`` of its flat arguments."""
+def _on_slices(
+    function: Callable[..., Any], structure: Any, places: list[int]
+) -> Callable[..., tf.Tensor]:
+    """Returns an operator as a function of what stands in ``places`` of its flat arguments."""
 
     def run(*slices: tf.Tensor) -> tf.Tensor:
         values = tf.nest.flatten(structure)
         for place, tensor in zip(places, slices, strict=True):
             values[place] = tensor
         positional, named = tf.nest.pack_sequence_as(structure, values)
-        return layer.function(*positional, **named)
+        return function(*positional, **named)
 
     return run
 
@@ -168,12 +195,14 @@ def _check_keeps_rows(
         kept = axis is not None and all(a % rank for a in tf.nest.flatten(axis))
     elif symbol in _ALONG_AXIS:
         axis = _argument(arguments, options, 1, "axis")
-        axis = -1 if axis is None else axis
-        kept = axis > 0 or -rank + 1 <= axis < 0
+        if axis is None and "axis" not in vars(layer):  # In Keras 3 it means all of them.
+            axis = -1
+        axes = tf.nest.flatten(axis)
+        kept = axis is not None and all(a > 0 or -rank + 1 <= a < 0 for a in axes)
     elif symbol == "concat":
         kept = _argument(arguments, options, 1, "axis") % rank != 0
     elif symbol == "transpose":
-        perm = _argument(arguments, options, 1, "perm")
+        perm = _argument(arguments, options, 1, "axes" if "axes" in options else "perm")
         kept = perm is not None and next(iter(perm)) == 0
     elif symbol == "reshape":
         sizes = list(made[1:])  # One that is not known is refused as such.
@@ -230,7 +259,7 @@ def aligned(context: Context, operands: list[Any]) -> tuple[list[Any], list[Any]
     for x in operands:
         if isinstance(x, mtf.Tensor):
             result.append(next(moved))
-        elif isinstance(x, tf.Variable):
+        elif is_variable(x):
             dims = context.dims_like(x.shape, output)
             axes = tuple(MODEL if is_split(d) else None for d in dims)
             result.append(context.weight(x, axes))
@@ -242,4 +271,4 @@ def aligned(context: Context, operands: list[Any]) -> tuple[list[Any], list[Any]
 def _shape(x: Any) -> list[int]:
     if isinstance(x, mtf.Tensor):
         return [dimension.size for dimension in x.shape.dims]
-    return list(x.shape if isinstance(x, tf.Variable) else tf.convert_to_tensor(x).shape)
+    return list(x.shape if is_variable(x) else tf.convert_to_tensor(x).shape)

@@ -29,6 +29,12 @@ def check_optimizer(optimizer: Any) -> None:
             + f" {type(optimizer).__name__}",
             mend=f"Choose one of tf.keras.optimizers: {ELEMENTWISE_NAMES}",
         )
+    if waits := keras.optimizers.asks_whether_to_update(optimizer, [keras.optimizers.WAITS]):
+        raise ModelError(
+            "an optimizer on a mesh must update in each step",
+            received=f"{type(optimizer).__name__} with {waits}",
+            mend=f"Leave out {waits}",
+        )
     if optimizer.use_ema:
         raise ModelError(
             "an optimizer on a mesh must keep no averages of weights",
@@ -37,18 +43,10 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def scaled(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
-    """Returns what is differentiated: the loss as a LossScaleOptimizer scales it."""
-    if keras.optimizers.inner_of(optimizer) is optimizer:
-        return loss
-    return optimizer.get_scaled_loss(loss)
-
-
 def unscaled(optimizer: Any, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the gradients of the loss itself, for those of the scaled one."""
-    if keras.optimizers.inner_of(optimizer) is optimizer:
-        return gradients
-    return optimizer.get_unscaled_gradients(gradients)
+    found = keras.optimizers.without_factor(optimizer, gradients)
+    return keras.loss_scale.unscaled(optimizer, found)
 
 
 def exclude_slices(optimizer: Any, slices_of: dict[str, list[Any]]) -> None:
@@ -57,9 +55,11 @@ def exclude_slices(optimizer: Any, slices_of: dict[str, list[Any]]) -> None:
     Args:
         slices_of: key of a weight -> its slices.
     """
-    excluded = keras.optimizers.without_decay(optimizer)
-    for key in list(excluded):
-        excluded += [keras.optimizers.key_of(optimizer, part) for part in slices_of.get(key, [])]
+    parts = [
+        part for key in keras.optimizers.without_decay(optimizer) for part in slices_of.get(key, [])
+    ]
+    keys = [keras.optimizers.key_of(optimizer, part) for part in parts]
+    keras.optimizers.leave_out_of_decay(optimizer, keys)
 
 
 def clip(
@@ -83,7 +83,7 @@ def clip(
     else:
         return gradients
     return [
-        [g * tf.cast(scale, g.dtype) for g in slices]
+        [tf.math.scalar_mul(tf.cast(scale, g.dtype), g) for g in slices]
         for slices, scale in zip(gradients, scales, strict=True)
     ]
 

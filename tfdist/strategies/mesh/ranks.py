@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.keras.optimizers import steps_of
 from tfdist.training.engine.collective import Collective
 from tfdist.training.layers import losses
 from tfdist.training.memory.flat_parts import Division
@@ -164,7 +165,7 @@ class DividedSlots:
         if self._begun is optimizer:
             return
         self._begun = optimizer
-        if any(self._collective.gather(int(optimizer.iterations) > 0)):
+        if any(self._collective.gather(int(steps_of(optimizer)) > 0)):
             # Not gathered: of those that the chief alone has loaded the others have no parts.
             self._take_chiefs()
             self._state.release_host_optimizer()

@@ -15,9 +15,10 @@ import tensorflow as tf
 from tfdist.errors import ModelError
 from tfdist.keras.loss_scale import loss_scale_state
 from tfdist.keras.optimizer_copies import decay_alike
-from tfdist.keras.optimizers import inner_of, key_of
+from tfdist.keras.optimizers import build_around, inner_of, key_of, variables_of
 from tfdist.keras.rates import rate_variables_of
-from tfdist.strategies.mesh.layout import Axes, path_of
+from tfdist.keras.tensors import raw
+from tfdist.strategies.mesh.layout import Axes
 from tfdist.strategies.mesh.operations import MeshDevices, mtf
 from tfdist.strategies.mesh.optimizer import exclude_slices
 from tfdist.strategies.mesh.ranks import RankParts
@@ -95,10 +96,21 @@ class SlicedVariable:
                     tf.Variable(
                         self._own(value[self._places[place]]),
                         trainable=variable.trainable,
-                        name=path_of(variable),
+                        name=raw(variable).name.partition(":")[0],
                         dtype=variable.dtype,
                     )
                 )
+
+    def look_ups_of(self, ids: tf.Tensor, values: tf.Tensor) -> list[tf.IndexedSlices]:
+        """Returns rows of a whole table as those of each device's slice: ids [n], values [n, m]."""
+        parts = {}
+        for place in set(self.first_places):
+            rows, columns = self._places[place]
+            is_own = (ids >= rows.start) & (ids < rows.stop)
+            own = tf.boolean_mask(values, is_own)[:, columns]
+            shape = tf.constant(self._slice_shape, tf.int64)
+            parts[place] = tf.IndexedSlices(own, tf.boolean_mask(ids, is_own) - rows.start, shape)
+        return [parts[place] for place in self.first_places]
 
     def scatter(self, value: np.ndarray) -> None:
         for place, part in zip(self.holders, self.held, strict=True):
@@ -225,6 +237,7 @@ class SlicedState:
         exclude_slices(optimizer, keys)
         parts = [part for held in keys.values() for part in held]
         slots = build_on(optimizer, parts)
+        build_around(self.model.optimizer, parts)
         #: (id of the weight, name of the slot) -> slices.
         self.slots: dict[tuple[int, str], SlicedVariable] = {}
         for part, name, slot in slots:
@@ -241,6 +254,7 @@ class SlicedState:
             optimizer = self.model.optimizer
             host = type(optimizer).from_config(optimizer.get_config())
             slots = build_on(inner_of(host), self.model.trainable_variables)
+            build_around(host, self.model.trainable_variables)
             self._host_slots = {(id(v), name): slot for v, name, slot in slots}
             self._host_optimizer = host
         return self._host_optimizer
@@ -341,4 +355,5 @@ class SlicedState:
 
 
 def _state_of(optimizer: Any) -> list[Any]:
-    return [*optimizer.variables, *loss_scale_state(optimizer), *rate_variables_of(optimizer)]
+    own = variables_of(optimizer)
+    return [*own, *loss_scale_state(optimizer), *rate_variables_of(optimizer)]

@@ -15,7 +15,6 @@ from tfdist.strategies.mesh.layout import Layout
 from tfdist.strategies.mesh.operations import BATCH, LossBridge, mtf, without_log
 from tfdist.strategies.mesh.optimizer import (
     clip,
-    scaled,
     squared_norms,
     unscaled,
 )
@@ -189,9 +188,9 @@ class Program:
         equal ids up before it takes the norm.
         """
         ranks, squares = self.context.ranks, {}
-        for key, look_ups in self.context.look_ups.items():
+        for key in self.context.look_ups:
             total = []
-            for found in (x for x in look_ups if x in self._of_look_ups):
+            for found in self._looked_up(key):
                 slices = unscaled(self._model.optimizer, self.slices_of(self._of_look_ups[found]))
                 if ranks is not None and not has_batch(found):  # As positions: all rows look it up.
                     slices = [ranks.sum(g) for g in slices]
@@ -204,6 +203,27 @@ class Program:
             if total:
                 squares[key] = tf.add_n(total)
         return squares
+
+    def look_up_rows(self, variable: Any) -> list[tf.IndexedSlices]:
+        """Returns the gradient of a table, of its slices, as one row for each look-up.
+
+        Keras 3 hands them to an optimizer so, which does not add the rows of equal ids up before it
+        squares them.
+        """
+        ids, rows = [], []
+        for found in self._looked_up(id(variable)):
+            _, given = found.operation.inputs
+            last = self.num_rows if has_batch(found) else None
+            ids.append(tf.reshape(self._lowering.export_to_tf_tensor(given)[:last], [-1]))
+            gradient = self._lowering.export_to_tf_tensor(self._of_look_ups[found])[:last]
+            rows.append(tf.reshape(gradient, [-1, variable.shape[-1]]))
+        ids = [tf.cast(of_one, tf.int64) for of_one in ids]
+        [values] = unscaled(self._model.optimizer, [tf.concat(rows, 0)])
+        return self._state.of(variable).look_ups_of(tf.concat(ids, 0), values)
+
+    def _looked_up(self, key: int) -> list[Any]:
+        """Returns what was looked up in the weight of this id, and that gradients reach."""
+        return [x for x in self.context.look_ups.get(key, []) if x in self._of_look_ups]
 
     def _lower(self) -> Any:
         with without_log():  # Counters of each program, which notebooks show.
@@ -228,25 +248,15 @@ class WeightRegularizers:
     def __init__(self, state: SlicedState):
         model = self._model = state.model
         self._state = state
-        self._pairs = []
-        for layer in keras.layers.layers_in(model)[1:]:
-            for name in dir(layer):
-                if not name.endswith("_regularizer") or name == "activity_regularizer":
-                    continue
-                regularizer = getattr(layer, name)
-                stem = name.removesuffix("_regularizer")  # Of "recurrent" the weight is a kernel.
-                weights = (getattr(layer, weight, None) for weight in (stem, f"{stem}_kernel"))
-                variable = next((w for w in weights if isinstance(w, tf.Variable)), None)
-                if regularizer is None or variable is None:
-                    continue
-                if type(regularizer) not in SEPARABLE_REGULARIZERS:
-                    raise ModelError(
-                        "a regularizer of weights on a mesh must be a sum over their elements",
-                        received=f"{type(regularizer).__name__} of {variable.name}",
-                        mend="Use L1, L2 or L1L2",
-                    )
-                self._pairs.append((variable, regularizer))
-        expected = sum(map(keras.layers.num_added_losses, keras.layers.layers_in(model)))
+        self._pairs = keras.layers.regularized_in(model)
+        for variable, regularizer in self._pairs:
+            if type(regularizer) not in SEPARABLE_REGULARIZERS:
+                raise ModelError(
+                    "a regularizer of weights on a mesh must be a sum over their elements",
+                    received=f"{type(regularizer).__name__} of {variable.name}",
+                    mend="Use L1, L2 or L1L2",
+                )
+        expected = keras.layers.num_weight_losses(model)
         if expected != len(self._pairs):
             raise ModelError(
                 "a layer on a mesh must add no loss but that of a regularizer of its weights",
@@ -311,6 +321,8 @@ class MeshSteps:
         self._ranks = ranks
         self._segments = segments
         self._regularizers = WeightRegularizers(state)
+        #: Whether losses and metrics of Keras 3 have their variables.
+        self.are_built = False
         # Drawn from the seed that tf.keras.utils.set_random_seed sets, like Keras' own.
         self._waited_for = tf.Variable(0.0, trainable=False)
         self._seed = tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int64) + ranks.process
@@ -326,8 +338,9 @@ class MeshSteps:
             num_rows = int(tf.nest.flatten(y)[0].shape[0])
             share = {"num_rows": num_rows, "ranks": Ranks(self._ranks, told)}
         if training:
-            step = tf.cast(self._model.optimizer.iterations, tf.int64)
-            seed = self._seed + step * tf.constant([7_919, 104_729], tf.int64)
+            steps = keras.optimizers.steps_of(self._model.optimizer)
+            step = tf.cast(tf.convert_to_tensor(steps), tf.int64)
+            seed = self._base_seed() + step * tf.constant([7_919, 104_729], tf.int64)
         return Program(
             self._state,
             self._layout,
@@ -336,6 +349,18 @@ class MeshSteps:
             seed=seed,
             segments=self._segments,
             **share,
+        )
+
+    def _base_seed(self) -> tf.Tensor:
+        """Returns what all random numbers of a training follow from.
+
+        In Keras 3 layers keep it, and checkpoints hold that.
+        """
+        kept = keras.seeds.seeds_in(self._model)
+        if not kept:
+            return self._seed
+        return (
+            tf.add_n([tf.cast(seed.read_value(), tf.int64) for seed in kept]) + self._ranks.process
         )
 
     def _evaluate(self, program: Program, x: Any, y: Any, weight: Any) -> dict[str, tf.Tensor]:
@@ -351,11 +376,16 @@ class MeshSteps:
             if not program.num_rows:
                 return tf.zeros([])
             added = [*self._regularizers.losses(), *activity]
-            compiled_loss = with_autograph(self._model.compiled_loss)
+            part = 1.0 if ranks is None else ranks.part
+            compiled_loss = with_autograph(keras.losses.compiled_loss_of(self._model, part))
             total = compiled_loss(labels, y_pred, weights, regularization_losses=added)
+            keras.losses.show_loss(self._model, total, program.num_rows)
             if ranks is not None:
-                total *= tf.cast(ranks.part, total.dtype)
-            return scaled(self._model.optimizer, total) if program.context.training else total
+                total *= tf.cast(part, total.dtype)
+            factor = keras.optimizers.loss_factor(self._model.optimizer)
+            if factor is None or not program.context.training:
+                return total
+            return total * tf.cast(factor, total.dtype)
 
         program.run(loss, y)
         if not program.num_rows:  # Of no rows, a user's own mean would be NaN.
@@ -435,7 +465,7 @@ class MeshSteps:
         sliced = [self._state.trained(v) for v in variables]
         given = [gradients[id(v)] for v in variables]
         ranks = program.context.ranks if self._state.ranks is not None else None
-        if ranks is not None and getattr(self._model.optimizer, "dynamic", False):
+        if ranks is not None and keras.loss_scale.asks_whether_finite(self._model.optimizer):
             given = _skipped_by_all(given, ranks)
         squares = []
         if by_norm:
@@ -447,6 +477,10 @@ class MeshSteps:
                 square if self._regularizers.has(v) else of_look_ups.get(id(v), square)
                 for v, square in zip(variables, squares, strict=True)
             ]
+        tables = [v for v in variables if self._keeps_look_ups(v, program)]
+        if tables:
+            rows = {id(v): program.look_up_rows(v) for v in tables}
+            given = [rows.get(id(v), slices) for v, slices in zip(variables, given, strict=True)]
         clipped = [
             slices[place]
             for slices, weight in zip(clip(optimizer, given, squares), sliced, strict=True)
@@ -464,11 +498,34 @@ class MeshSteps:
         if self._state.ranks is not None:
             self._give_parts()
 
+    def _keeps_look_ups(self, variable: Any, program: Program) -> bool:
+        """Whether the optimizer is to have the rows of equal look-ups apart, as in Keras 3.
+
+        Raises:
+            ModelError: they are those of several ranks.
+        """
+        is_table = id(variable) in program.context.look_ups and not self._regularizers.has(variable)
+        optimizer = keras.optimizers.inner_of(self._model.optimizer)
+        if not is_table or not keras.optimizers.squares_look_ups(optimizer):
+            return False
+        if program.context.ranks is not None:
+            raise ModelError(
+                "a table of Keras 3 on a mesh with replicas must be trained by SGD, since other "
+                "optimizers of Keras 3 do not add up the gradients of equal look-ups, and ranks do",
+                received=f"{type(optimizer).__name__} and '{keras.tensors.path_of(variable)}'",
+                mend="Use SGD, leave replicas out, or use strategy 'horovod'",
+            )
+        return True
+
     def _refuse_clipped_look_ups(self, variables: list[Any], program: Program) -> None:
         if limit_of_values(keras.optimizers.inner_of(self._model.optimizer)) is None:
             return
         tables = program.context.look_ups.keys()
-        looked_up = [v.name for v in variables if id(v) in tables and not self._regularizers.has(v)]
+        looked_up = [
+            keras.tensors.path_of(v)
+            for v in variables
+            if id(v) in tables and not self._regularizers.has(v)
+        ]
         if looked_up:
             raise ModelError(
                 "a table on a mesh must have gradients that are not clipped by value, since Keras "

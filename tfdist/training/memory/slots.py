@@ -22,7 +22,7 @@ def build_on(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
     slots: list[Slot] = []
 
     def add_and_record(make: Callable[[], Any], model_variable: Any, name: str) -> Any:
-        with tf.device(model_variable.device):
+        with tf.device(raw(model_variable).device):
             slot = make()
         assert slot.shape == model_variable.shape, (name, slot.shape)
         slots.append((model_variable, name, raw(slot)))

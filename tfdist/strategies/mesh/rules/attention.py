@@ -25,6 +25,7 @@ def multi_head_attention(
     attention_mask: Any = None,
     return_attention_scores: bool = False,
     use_causal_mask: bool = False,
+    **masks_of_keras_3: Any,
 ) -> Any:
     """query: [batch, targets, n]; key, value: [batch, sources, n]; mask: [batch, targets, sources].
 
@@ -32,6 +33,13 @@ def multi_head_attention(
     """
     _check(layer, query, return_attention_scores)
     key = value if key is None else key
+    masked = [x for x in (query, value, key) if x in context.masks]
+    if attention_of(layer).ends_masks and (masked or masks_of_keras_3):
+        raise UnsupportedLayerError(
+            layer,
+            "it follows a mask, which it ends for all that reads its inputs later, in Keras 3",
+            "Leave the mask out, and give it an attention_mask",
+        )
     by_heads = _by_heads(context, layer)
     heads = MODEL if by_heads else None
     # One operation on distinct inputs: self-attention then sums its input's gradient once.
@@ -102,6 +110,8 @@ def _check(layer: Any, query: Any, return_attention_scores: Any) -> None:
         raise UnsupportedLayerError(
             layer, "its attention is over another axis than time of [batch, time, features]"
         )
+    if attention_of(layer).more:
+        raise UnsupportedLayerError(layer, f"it has {attention_of(layer).more}")
 
 
 def _by_heads(context: Context, layer: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.keras.layers import keeps_unbiased_variance
 from tfdist.strategies.mesh.context import Context, last_is_split, sizes_of_row
 from tfdist.strategies.mesh.operations import BATCH, MODEL
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
@@ -24,7 +25,7 @@ L = tf.keras.layers
 @register_layer(L.BatchNormalization)
 def batch_normalization(context: Context, layer: Any, x: Any, mask: Any = None) -> Any:
     """Statistics of the global batch, without its padding."""
-    if mask is not None and not layer.fused:  # Keras' fused code ignores it too.
+    if mask is not None and not keeps_unbiased_variance(layer):  # Keras' fused code ignores it too.
         raise UnsupportedLayerError(layer, "it follows a mask: use LayerNormalization")
     x = context.as_numbers(x)
     rank = len(x.shape.dims)
@@ -36,7 +37,7 @@ def batch_normalization(context: Context, layer: Any, x: Any, mask: Any = None) 
     axes = (MODEL if last_is_split(x) else None,)
     moving = [context.weight(v, axes) for v in (layer.moving_mean, layer.moving_variance)]
     weights = [context.weight(v, axes) for v in (layer.gamma, layer.beta) if v is not None]
-    dtype = layer.moving_mean.dtype
+    dtype = tf.as_dtype(layer.moving_mean.dtype)
 
     def normalize(x: Any, mean: Any, variance: Any, *weights: Any) -> tf.Tensor:
         gamma, beta = scale_and_offset(layer, weights)
@@ -52,7 +53,7 @@ def batch_normalization(context: Context, layer: Any, x: Any, mask: Any = None) 
         return context.local(normalize, [x, *moving, *weights], x.shape.dims, name=layer.name)
 
     is_whole = not context.is_divided and context.ranks is None
-    if layer.fused and rank == 4 and is_whole and dtype == tf.float32:
+    if keeps_unbiased_variance(layer) and rank == 4 and is_whole and dtype == tf.float32:
         return _by_kernel(context, layer, x, moving, weights)
 
     positions = math.prod(sizes_of_row(x)[:-1])
@@ -99,7 +100,9 @@ def batch_normalization(context: Context, layer: Any, x: Any, mask: Any = None) 
         with_back=True,
     )
     # Keras' fused kernel keeps the unbiased variance; its unfused code the biased one.
-    unbias = count / tf.maximum(count - 1, 1) if layer.fused else tf.ones([], dtype)
+    unbias = (
+        count / tf.maximum(count - 1, 1) if keeps_unbiased_variance(layer) else tf.ones([], dtype)
+    )
 
     dims = moving[0].shape.dims
     old_mean, old_variance = _now(context, layer, moving)

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.keras.tensors import CASTS_TABLES
 from tfdist.strategies.mesh.context import Context, last_is_split
 from tfdist.strategies.mesh.operations import MODEL
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
@@ -122,7 +123,8 @@ def embedding(context: Context, layer: Any, ids: Any) -> Any:
         partial_over=[MODEL] if by_vocabulary else [],
         model_coordinate=by_vocabulary,
     )
-    context.look_ups.setdefault(id(layer.embeddings), []).append(found)
+    if found.dtype == layer.embeddings.dtype or not CASTS_TABLES:
+        context.looked_up(layer.embeddings, found)
     return context.cast(found, context.compute_dtype)
 
 
@@ -173,6 +175,8 @@ def layer_normalization(context: Context, layer: Any, x: Any) -> Any:
     axes = sorted(axis % rank for axis in given)
     if 0 in axes or axes != list(range(axes[0], rank)):
         raise UnsupportedLayerError(layer, "it normalizes other dimensions than the last")
+    if getattr(layer, "rms_scaling", False):  # Of Keras 3.
+        raise UnsupportedLayerError(layer, "it has rms_scaling=True")
     x = context.whole(x)
     weights = [context.weight(v) for v in (layer.gamma, layer.beta) if v is not None]
 

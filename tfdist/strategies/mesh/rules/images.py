@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.keras.layers import causal_padding
+from tfdist.keras.layers import causal_padding, depthwise_kernel_of, replaced
 from tfdist.strategies.mesh.context import Context, last_is_split, sizes_after
 from tfdist.strategies.mesh.operations import MODEL
 from tfdist.strategies.mesh.registry import (
@@ -45,6 +45,8 @@ def convolution(context: Context, layer: Any, x: Any) -> Any:
     def convolve(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
         if layer.padding == "causal":
             x = tf.pad(x, causal_padding(layer, x))
+            with replaced(layer, padding="valid"):
+                return layer.convolution_op(x, kernel)
         return layer.convolution_op(x, kernel)
 
     return product_and_bias(context, layer, inputs, output, axes, convolve)
@@ -55,7 +57,8 @@ def depthwise_convolution(context: Context, layer: Any, x: Any) -> Any:
     """Each device convolves the channels it holds."""
     check_channels_last(layer)
     split = last_is_split(x)
-    axes = context.layout.asked_for(layer.depthwise_kernel)
+    kernel = depthwise_kernel_of(layer)
+    axes = context.layout.asked_for(kernel)
     if axes is not None:
         if any((axes[0], axes[1], axes[3])):
             raise UnsupportedLayerError(
@@ -64,7 +67,7 @@ def depthwise_convolution(context: Context, layer: Any, x: Any) -> Any:
         split = axes[2] is not None
         x = context.with_last(x, split=split)
     axis = MODEL if split else None
-    weights = [context.weight(layer.depthwise_kernel, (None, None, axis, None))]
+    weights = [context.weight(kernel, (None, None, axis, None))]
     if layer.use_bias:
         weights.append(context.weight(layer.bias, (axis,)))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.keras.layers import layers_in, variables_in
+from tfdist.keras.layers import layers_in, sizes_after_all, weights_in
 from tfdist.strategies.mesh.context import Context, sizes_of_row
 from tfdist.strategies.mesh.registry import (
     UnsupportedLayerError,
@@ -119,10 +119,9 @@ def _run(context: Context, layer: Any, inputs: list[Any], options: Any) -> Any:
         options: the slices of all inputs but the first -> further arguments of the call.
     """
     inputs = [context.whole(x) for x in inputs]
-    variables = variables_in(layer)
+    variables = weights_in(layer)
     weights = [context.weight(variable) for variable in variables]
-    given_shape = tf.TensorShape([None, *sizes_of_row(inputs[0])])
-    shapes = _shapes(layer.compute_output_shape(given_shape))
+    shapes = sizes_after_all(layer, sizes_of_row(inputs[0]))
     training = {}
     if "training" in inspect.signature(layer.call).parameters:
         training = {"training": context.training}
@@ -156,12 +155,6 @@ def _run(context: Context, layer: Any, inputs: list[Any], options: Any) -> Any:
         )
         for shape, count, end in zip(shapes, counts, ends, strict=True)
     ]
-
-
-def _shapes(given: Any) -> list[list[int]]:
-    """Returns the shapes of all outputs without the batch."""
-    several = isinstance(given, list) and isinstance(given[0], (tf.TensorShape, tuple, list))
-    return [list(tf.TensorShape(shape))[1:] for shape in (given if several else [given])]
 
 
 @contextlib.contextmanager

@@ -17,19 +17,17 @@ _keras = tf.keras.activations
 
 #: Functions of each element by itself.
 ELEMENTWISE = {
-    _keras.elu,
-    _keras.exponential,
-    _keras.gelu,
-    _keras.hard_sigmoid,
-    _keras.linear,
-    _keras.mish,
-    _keras.relu,
-    _keras.selu,
-    _keras.sigmoid,
-    _keras.softplus,
-    _keras.softsign,
-    _keras.swish,
-    _keras.tanh,
+    *(
+        getattr(_keras, name)
+        for name in (
+            *("elu", "exponential", "gelu", "hard_sigmoid", "linear", "mish", "relu", "selu"),
+            *("sigmoid", "softplus", "softsign", "swish", "tanh"),
+            # Of Keras 3.
+            *("celu", "hard_shrink", "hard_tanh", "leaky_relu", "log_sigmoid", "relu6", "silu"),
+            *("soft_shrink", "squareplus", "tanh_shrink"),
+        )
+        if hasattr(_keras, name)
+    ),
     tf.math.sigmoid,
     tf.math.softplus,
     tf.math.tanh,
@@ -43,7 +41,9 @@ ELEMENTWISE = {
     tf.nn.softsign,
 }
 #: Functions along the last dimension, which is brought together for them.
-_ALONG_LAST = {_keras.softmax, tf.nn.softmax, tf.nn.log_softmax}
+_ALONG_LAST = {_keras.softmax, tf.nn.softmax, tf.nn.log_softmax} | (
+    {_keras.log_softmax} if hasattr(_keras, "log_softmax") else set()
+)
 
 
 def check(layer: Any, function: Callable | None) -> None:
