@@ -35,11 +35,22 @@ def before_checkpoints(optimizer: Any, check: Callable[[], None]) -> None:
     optimizer._trackable_children = checked
 
 
+class _View(tf.train.TrackableView):
+    """Without the lists that optimizers of Keras 3 have of what they update: slices on a mesh."""
+
+    @classmethod
+    def children(cls, obj: Any, *args: Any, **options: Any) -> dict[str, Any]:
+        found = super().children(obj, *args, **options)
+        if isinstance(obj, KINDS):
+            found.pop("_trainable_variables", None)
+        return found
+
+
 def descendants_of(owner: Any) -> list[Any]:
     """Returns all that a checkpoint of ``owner`` would hold, without being one."""
     _walk.is_for_files = False
     try:
-        return tf.train.TrackableView(owner).descendants()
+        return _View(owner).descendants()
     finally:
         del _walk.is_for_files
 

@@ -15,6 +15,7 @@ from tensorflow import keras
 
 import tfdist
 from tfdist.errors import ModelError
+from tfdist.keras.trackables import unknown_variables
 from tfdist.strategies.mesh.model import MeshModel
 from tfdist.training.engine.binding import known_of
 
@@ -113,6 +114,7 @@ def dropout_goes_on_from_a_checkpoint(strategy: Any, folder: Path) -> None:
         return model
 
     unbroken = fit(dropping)
+    assert unknown_variables(unbroken) == []  # Of which a file would be told to lack them.
     fit(dropping, tfdist.Checkpoints(folder, every_steps=1), Break())
     assert_same_weights(fit(lambda: dropping(4), tfdist.Checkpoints(folder, resume=True)), unbroken)
     other = fit(lambda: dropping(4)).get_weights()

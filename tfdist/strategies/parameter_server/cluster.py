@@ -128,8 +128,10 @@ class Cluster:
             first_timeout_s=stall_timeout_s + start_timeout_s,
         )
         atexit.register(self._leave_in_time)
-        # Its errors reach the user as exceptions; those of lost workers are the engine's to mend.
-        tf.get_logger().addFilter(lambda record: record.filename != "cluster_coordinator.py")
+        # Its errors reach the user as exceptions; those of lost workers are the engine's to mend. A
+        # step is traced before it is scheduled, of which the strategy would warn.
+        untold = ("cluster_coordinator.py", "parameter_server_strategy_v2.py")
+        tf.get_logger().addFilter(lambda record: record.filename not in untold)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             _cluster_spec(place), task_type="chief", task_id=0, rpc_layer="grpc"
         )
