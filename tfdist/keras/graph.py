@@ -170,13 +170,14 @@ def is_operator(layer: Any) -> bool:
 def operation_of(layer: Any) -> tuple[str, Callable[..., Any], dict[str, Any]]:
     """Returns the name of that operation, its function, and settings that this does not take.
 
-    Those of Keras 3 are named by their classes: "Mean", with the axis for a setting. One that is
-    not Keras' own has no name.
+    Those of Keras 3 are named by their classes: "Mean", with the axis for a setting; one that is
+    not Keras' own with its module.
     """
     if not IS_KERAS_3:
         return layer.symbol, layer.function, {}
     kind = type(layer)
-    name = kind.__name__ if kind.__module__.startswith("keras.src.ops.") else ""
+    is_own = kind.__module__.startswith("keras.src.ops.")
+    name = kind.__name__ if is_own else f"{kind.__module__}.{kind.__name__}"
     return name, layer.call, dict(vars(layer))
 
 

@@ -293,6 +293,10 @@ def causal_padding(layer: tf.keras.layers.Layer, x: tf.Tensor) -> list[list[int]
     return layer._compute_causal_padding(*(() if IS_KERAS_3 else (x,)))
 
 
+#: Whether a layer is handed the mask of its input only where it has one argument of tensors.
+MASKS_ONE_ARGUMENT = IS_KERAS_3
+
+
 class Attention(NamedTuple):
     """The parts of a MultiHeadAttention.
 
@@ -306,6 +310,7 @@ class Attention(NamedTuple):
         axes: of the input that attention is over; None for all between batch and features.
         more: what else it does in Keras 3, by its option.
         ends_masks: whether it takes the masks off its inputs, for what reads them later.
+        zeroes_masked: whether what may look at nothing gets zeros, and not the mean of all.
     """
 
     projections: tuple[Any, Any, Any]
@@ -317,6 +322,7 @@ class Attention(NamedTuple):
     axes: tuple[int, ...] | None
     more: str | None
     ends_masks: bool
+    zeroes_masked: bool
 
 
 def attention_of(layer: tf.keras.layers.MultiHeadAttention) -> Attention:
@@ -333,6 +339,7 @@ def attention_of(layer: tf.keras.layers.MultiHeadAttention) -> Attention:
             (n for n in ("use_gate", "sliding_window") if getattr(layer, f"_{n}", None)), None
         ),
         ends_masks=IS_KERAS_3,
+        zeroes_masked=IS_KERAS_3 and layer._dropout > 0,
     )
 
 

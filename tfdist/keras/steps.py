@@ -83,11 +83,7 @@ def adding_at_once(model: tf.keras.Model) -> Iterator[None]:
         yield
         return
     metrics = _metrics_within(model.metrics)
-    is_sum = {
-        id(variable): is_keras(type(metric).update_state.__module__)
-        for metric in metrics
-        for variable in metric.variables
-    }
+    is_sum = {id(variable): _is_sum(metric) for metric in metrics for variable in metric.variables}
     counts = [variable for metric in metrics for variable in metric.variables]
     counts.append(inner_of(model.optimizer)._iterations)
     with contextlib.ExitStack() as read:
@@ -99,6 +95,12 @@ def adding_at_once(model: tf.keras.Model) -> Iterator[None]:
                 values = {"assign_add": held.assign_add, "assign_sub": held.assign_sub}
             read.enter_context(replaced(count, **values))
         yield
+
+
+def _is_sum(metric: Any) -> bool:
+    """Whether ``metric`` is one of Keras', or made of one whose rows it chooses."""
+    own = next(kind for kind in type(metric).__mro__ if is_keras(kind.__module__))
+    return own is not tf.keras.metrics.Metric
 
 
 def _metrics_within(metrics: Sequence[Any]) -> list[Any]:

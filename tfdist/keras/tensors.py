@@ -11,8 +11,8 @@ import tensorflow as tf
 from tfdist.compat import keras_source
 from tfdist.keras.version import IS_KERAS_3
 
-#: Whether a table is cast as a whole before its rows are looked up: then its gradient is dense.
-CASTS_TABLES = IS_KERAS_3
+#: Whether rows are looked up in a table as it is kept, and then cast to what the layer computes in.
+CASTS_ROWS = IS_KERAS_3
 
 
 def mask_of(tensor: Any) -> tf.Tensor | None:

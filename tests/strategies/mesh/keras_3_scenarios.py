@@ -121,6 +121,53 @@ def dropout_goes_on_from_a_checkpoint(strategy: Any, folder: Path) -> None:
     assert np.abs(other[0] - unbroken.get_weights()[0]).max() > 1e-3
 
 
+def decoding() -> keras.Model:
+    """Masks that Keras 3 hands to no recurrent layer with states, and attention to nothing."""
+    ids, other = keras.Input((8,), dtype="int32"), keras.Input((8, 4))
+    inner_inputs = [keras.Input((8, 4)), keras.Input((8, 4))]
+    both = layers.Add(name="both")(inner_inputs)
+    inner = keras.Model(inner_inputs, layers.Dense(4, name="of_both")(both), name="inner")
+    words = layers.Embedding(20, 4, mask_zero=True, name="words")(ids)
+    state = layers.Dense(6, name="state")(layers.Flatten(name="rows")(other))
+    x = layers.GRU(6, name="memory")(words, initial_state=state)
+    allowed = ops.cast(ops.expand_dims(other[:, :, 0] > 0.4, axis=-1), "bool")
+    seen = layers.MultiHeadAttention(2, 4, dropout=0.1, name="attention")
+    looked = seen(inner([other, other * 2.0]), other, attention_mask=allowed)
+    looked = layers.GlobalAveragePooling1D(name="looked")(looked)
+    return compiled([ids, other], layers.Concatenate(name="all")([x, looked]))
+
+
+@scenario
+def masks_of_keras_3(strategy: Any, folder: Path) -> None:
+    ids = np.where(IDS % 3, IDS, 0)
+    model = strategy.build(decoding)
+    plain = decoding()
+    plain.set_weights(model.get_weights())
+    found, expected = (m.predict([ids, X], batch_size=8, verbose=0) for m in (model, plain))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    # No layer reads weights on the host when Keras builds the model on symbols.
+    model.fit([ids, X], Y, batch_size=8, verbose=0)
+    assert not known_of(model, MeshModel, "a test").host._traced_reads
+
+
+@scenario
+def a_table_in_mixed_precision(strategy: Any, folder: Path) -> None:
+    """Its rows are cast, not the table: Adam squares those of equal ids apart."""
+
+    def made() -> keras.Model:
+        inputs = keras.Input((8,), dtype="int32")
+        x = layers.Embedding(4, 16, dtype="mixed_bfloat16", name="table")(inputs)
+        optimizer = keras.optimizers.Adam(0.01, epsilon=1e-3)
+        return compiled(inputs, layers.Activation("linear", dtype="float32")(x), optimizer)
+
+    model, plain = strategy.build(made), made()
+    plain.set_weights(model.get_weights())
+    for each in (model, plain):
+        each.fit(IDS % 4, Y, batch_size=8, shuffle=False, verbose=0)
+    for one, other in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-3)
+
+
 @scenario
 def what_a_mesh_does_not_do_with_keras_3_is_refused(strategy: Any, folder: Path) -> None:
     def lora() -> keras.Model:

@@ -124,7 +124,7 @@ def _call_layer(
     if is_own and isinstance(mask, mtf.Tensor) and masks.is_next(layer, arguments):
         return _call_composite(context, layer, [*arguments, mask], options)  # It reads the mask.
     is_ended = mask is None
-    mask = masks.for_call(context, layer, arguments, mask)
+    mask = masks.for_call(context, layer, arguments, options, mask)
     if rule is not None and "mask" in inspect.signature(rule).parameters:
         options = {**options, **({} if mask is None else {"mask": mask})}
     elif mask is not None:

@@ -29,7 +29,7 @@ def apart(layer: Any, arguments: Any, options: dict[str, Any]) -> tuple[Any, dic
     """
     names = arguments_of(layer)
     # From there on by name, as ``training`` is read.
-    places = [names.index(name) for name in ("training", "mask") if name in names]
+    places = [names.index(name) for name in ("training", "mask", "query_mask") if name in names]
     place = min([*places, len(arguments)])
     options = options | dict(zip(names[place:], arguments[place:], strict=False))
     mask = options.pop("mask", OF_INPUTS)
@@ -37,6 +37,8 @@ def apart(layer: Any, arguments: Any, options: dict[str, Any]) -> tuple[Any, dic
         part is None or isinstance(part, mtf.Tensor) for part in tf.nest.flatten(mask)
     ):
         raise UnsupportedLayerError(layer, "the mask that it is called with is a constant")
+    if mask is not OF_INPUTS and all(part is None for part in tf.nest.flatten(mask)):
+        mask = None
     return arguments[:place], options, mask
 
 
@@ -45,10 +47,19 @@ def is_next(layer: Any, arguments: Any) -> bool:
     return arguments_of(layer)[len(arguments) :][:1] == ["mask"]
 
 
-def for_call(context: Context, layer: Any, arguments: Any, mask: Any) -> Any | None:
+def for_call(
+    context: Context, layer: Any, arguments: Any, options: dict[str, Any], mask: Any
+) -> Any | None:
     """Returns the mask that Keras would hand to the layer's ``call``: given, or of its input."""
     if mask is not OF_INPUTS:
         return mask
+    given = [
+        each
+        for each in (*arguments, *options.values())
+        if any(isinstance(x, mtf.Tensor) for x in tf.nest.flatten(each))
+    ]
+    if keras.layers.MASKS_ONE_ARGUMENT and len(given) > 1:  # As an RNN's, with its states.
+        return None
     if keras.graph.has_graph(layer) or not keras.layers.takes_mask(layer):
         return None
     tensors = (x for x in tf.nest.flatten(arguments[0]) if isinstance(x, mtf.Tensor))

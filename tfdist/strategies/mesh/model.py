@@ -42,7 +42,8 @@ def check_model(model: tf.keras.Model) -> None:
     refuse_own_steps(model, "mesh")
     refuse_own_loss(model, "mesh")
     refuse_eager(model, "mesh")
-    constrained = [v.name for v in model.weights if getattr(v, "constraint", None) is not None]
+    named = keras.tensors.path_of
+    constrained = [named(v) for v in model.weights if getattr(v, "constraint", None) is not None]
     if constrained:
         raise ModelError(
             "weights on a mesh must have no constraints, since a slice does not know the norm of "
@@ -364,8 +365,13 @@ class HostWeights:
         """Whether a function is traced that may run at any time."""
         if self.traces_are_ours or not tf.inside_function():
             return False
-        # A layer is called on a symbol: nothing runs.
-        return getattr(tf.compat.v1.get_default_graph(), "name", "") != "keras_graph"
+        graph = tf.compat.v1.get_default_graph()
+        while graph is not None:  # Within a loop of a recurrent layer, too.
+            # A layer is called on a symbol, of Keras 2 or 3: nothing runs.
+            if getattr(graph, "name", "").startswith(("keras_graph", "scratch_graph")):
+                return False
+            graph = getattr(graph, "outer_graph", None)
+        return True
 
     def _bring(self, variable: tf.Variable) -> None:
         if self._is_traced():

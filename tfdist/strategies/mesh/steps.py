@@ -63,7 +63,7 @@ def plan(model: tf.keras.Model, layout: Layout, num_rows: int) -> None:
 
     tf.function(convert_once, autograph=False).get_concrete_function()
     layout.check_complete(model.weights)
-    unused = [v.name for v in model.weights if id(v) not in layout.settled]
+    unused = [keras.tensors.path_of(v) for v in model.weights if id(v) not in layout.settled]
     foreign = set(layout.settled) - set(map(id, model.weights))
     if foreign:
         raise ModelError(
@@ -253,7 +253,7 @@ class WeightRegularizers:
             if type(regularizer) not in SEPARABLE_REGULARIZERS:
                 raise ModelError(
                     "a regularizer of weights on a mesh must be a sum over their elements",
-                    received=f"{type(regularizer).__name__} of {variable.name}",
+                    received=f"{type(regularizer).__name__} of {keras.tensors.path_of(variable)}",
                     mend="Use L1, L2 or L1L2",
                 )
         expected = keras.layers.num_weight_losses(model)
@@ -461,6 +461,14 @@ class MeshSteps:
         optimizer = keras.optimizers.inner_of(self._model.optimizer)
         by_norm = bool(optimizer.clipnorm or optimizer.global_clipnorm)
         variables = [v for v in self._model.trainable_variables if id(v) in gradients]
+        if not variables:  # Keras 3 takes no update of nothing.
+            if self._model.trainable_variables:
+                raise ModelError(
+                    "a model must have a loss to be trained",
+                    received=f"model '{self._model.name}' without one that reaches a weight",
+                    mend="Compile it with loss=...",
+                )
+            return
         self._refuse_clipped_look_ups(variables, program)
         sliced = [self._state.trained(v) for v in variables]
         given = [gradients[id(v)] for v in variables]

@@ -34,7 +34,8 @@ def multi_head_attention(
     _check(layer, query, return_attention_scores)
     key = value if key is None else key
     masked = [x for x in (query, value, key) if x in context.masks]
-    if attention_of(layer).ends_masks and (masked or masks_of_keras_3):
+    masked += [mask for mask in masks_of_keras_3.values() if mask is not None]
+    if attention_of(layer).ends_masks and masked:
         raise UnsupportedLayerError(
             layer,
             "it follows a mask, which it ends for all that reads its inputs later, in Keras 3",
@@ -82,6 +83,8 @@ def multi_head_attention(
             lowest = tf.float16.min / 2 if logits.dtype == tf.float16 else -1e9
             logits += (1.0 - tf.cast(allowed, logits.dtype)) * lowest
         attention = tf.nn.softmax(logits)
+        if allowed is not None and parts.zeroes_masked:
+            attention = tf.where(allowed, attention, tf.zeros([], attention.dtype))
         if rate:
             attention = drop_out(attention, rate, context.random_seed(slice_number, number))
         context_vectors = tf.einsum("bhts,bshd->bthd", attention, v)

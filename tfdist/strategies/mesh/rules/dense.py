@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.keras.tensors import CASTS_TABLES
+from tfdist.keras.layers import replaced
+from tfdist.keras.tensors import CASTS_ROWS
 from tfdist.strategies.mesh.context import Context, last_is_split
 from tfdist.strategies.mesh.operations import MODEL
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
@@ -99,7 +100,9 @@ def embedding(context: Context, layer: Any, ids: Any) -> Any:
     if axes is None:
         axes = (MODEL if context.layout.can_split(layer.input_dim) else None, None)
     by_vocabulary = axes[0] is not None and context.model > 1
-    table = context.weight(layer.embeddings, axes)
+    read_as = tf.as_dtype(layer.embeddings.dtype) if CASTS_ROWS else context.compute_dtype
+    with replaced(context, compute_dtype=read_as):
+        table = context.weight(layer.embeddings, axes)
     output = [*ids.shape.dims, context.dimension(layer.output_dim, split=axes[1] is not None)]
     own_rows = layer.input_dim // context.model
 
@@ -123,8 +126,7 @@ def embedding(context: Context, layer: Any, ids: Any) -> Any:
         partial_over=[MODEL] if by_vocabulary else [],
         model_coordinate=by_vocabulary,
     )
-    if found.dtype == layer.embeddings.dtype or not CASTS_TABLES:
-        context.looked_up(layer.embeddings, found)
+    context.looked_up(layer.embeddings, found)
     return context.cast(found, context.compute_dtype)
 
 

@@ -25,6 +25,7 @@ ELEMENTWISE = {
             # Of Keras 3.
             *("celu", "hard_shrink", "hard_tanh", "leaky_relu", "log_sigmoid", "relu6", "silu"),
             *("soft_shrink", "squareplus", "tanh_shrink"),
+            *("hard_silu", "sparse_plus", "sparse_sigmoid", "threshold"),
         )
         if hasattr(_keras, name)
     ),
@@ -52,7 +53,7 @@ def check(layer: Any, function: Callable | None) -> None:
         return
     raise UnsupportedLayerError(
         layer,
-        f"its activation {getattr(function, '__name__', function)!r} is not one of Keras' own",
+        f"its activation {getattr(function, '__name__', function)!r} is none that a mesh knows",
     )
 
 
