@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 EMPTY = np.empty((0, 2))
 
 
-def union(pairs: np.ndarray) -> np.ndarray:
+def union(given: Iterable) -> np.ndarray:
     """Returns the times that are in any of the intervals, which may overlap."""
+    pairs = np.asarray(given, float).reshape(-1, 2)
     pairs = pairs[pairs[:, 1] > pairs[:, 0]]
     if not len(pairs):
         return EMPTY
