@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import dataclasses
 import importlib.util
 import json
 import os
@@ -21,6 +22,7 @@ from tfdist.aws.container import Container
 from tfdist.aws.training import check_hyperparameters
 from tfdist.errors import EngineMissingError, ModelError, OptionError, TfdistError
 from tfdist.records.writing.writer import write
+from tfdist.strategies.registry import REGISTRY
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "sagemaker"
@@ -313,9 +315,12 @@ def test_a_setting_that_cannot_hold_is_found_before_an_instance_is_paid_for(name
         check_hyperparameters({"model": "a.py:b", name: value})
 
 
-def test_what_keras_3_has_not_is_found_before_an_instance_is_paid_for():
+def test_what_keras_3_has_not_is_found_before_an_instance_is_paid_for(monkeypatch):
     words = ["--model", "a.py:b", "--keras", "3", "--tflite", "int8", "--strategy"]
-    assert job.parse([*words, "single"]).tflite == "int8"
+    assert job.parse([*words, "pipeline"]).tflite == "int8"
+    # A strategy of another package may not take it.
+    of_keras_2 = dataclasses.replace(REGISTRY["pipeline"], takes_keras_3=False)
+    monkeypatch.setitem(REGISTRY, "pipeline", of_keras_2)
     with pytest.raises(OptionError, match="strategy for a model of Keras 3 must be a known one"):
         job.parse([*words, "pipeline"])
 
